@@ -1,0 +1,5 @@
+"""``python -m burnish`` is ``burnish``."""
+
+from burnish.cli.main import run
+
+run()

@@ -1,0 +1,1 @@
+"""HOW the model is spread over devices."""

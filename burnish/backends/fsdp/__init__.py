@@ -1,0 +1,1 @@
+"""PyTorch FSDP2, at any number of ranks, one included."""

@@ -1,0 +1,1 @@
+"""The command line: parse, read the config, call one function of the API."""

@@ -1,0 +1,1 @@
+"""WHAT a run is. Frozen models, read once, never changed. No torch."""

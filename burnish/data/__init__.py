@@ -1,0 +1,1 @@
+"""ROWS become batches. numpy and pyarrow, no torch."""

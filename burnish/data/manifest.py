@@ -1,0 +1,52 @@
+"""What a store says of itself: written beside the rows by ``burnish tokenize``, compared with the model on opening."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "_burnish_manifest.json"
+"""Underscore-prefixed, so that no reader of the rows takes it for a shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The facts of a tokenized store."""
+
+    rows: int
+    """Rows in the store."""
+    rows_read: int
+    """Raw rows it was made from."""
+    dropped: dict[str, int]
+    """Raw rows that are not in the store, by reason."""
+    drop_examples: dict[str, str]
+    """For each reason, where and what the first dropped row was."""
+    tokens: int
+    targets: int
+    tokenizer_hash: str
+    """Of everything in the tokenizer that decides ids."""
+    template_hash: str
+    """Of the chat template's text and its kwargs."""
+    vocabulary_size: int
+    special_tokens: dict[str, str]
+    """Such as ``{"eos_token": "<|im_end|>"}``."""
+    max_length: int | None
+    train_on_what: str
+    notices: tuple[str, ...]
+    """What a user should know of how the rows were read."""
+    checksums: dict[str, str]
+    """SHA-256 of each data file, by its path in the store."""
+    format_version: int = FORMAT_VERSION
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest in ``folder``; ``None`` when there is none."""
+    file = folder / MANIFEST_NAME
+    if not file.is_file():
+        return None
+    return Manifest(**json.loads(file.read_text()))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``manifest`` into ``folder``."""
+    (folder / MANIFEST_NAME).write_text(json.dumps(asdict(manifest), indent=1, sort_keys=True))

@@ -1,0 +1,68 @@
+"""Every error a user can cause or must act on. The command line prints them without a traceback and exits with 2.
+
+* BurnishError
+  - ConfigError       settings are wrong; holds every broken rule, each with its dotted key
+  - DataError         a dataset, a store or a row is wrong; names the store, the file and the row
+  - StorageError      bytes could not be read or written; names the path or URI
+  - CheckpointError   a checkpoint is missing, incomplete or does not fit this run
+  - LaunchError       the processes of a run could not be started
+
+A text reads ``where: what is wrong, with the values`` and then ``fix: what to do``.
+A broken assumption of our own code is an ``assert``, never one of these.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class BurnishError(Exception):
+    """Base of all of them: ``where`` it is wrong, what the ``problem`` is, what ``fix`` mends it."""
+
+    def __init__(self, where: str, problem: str, *, fix: str = "") -> None:
+        super().__init__(f"{where}: {problem}" + (f"\n  fix: {fix}" if fix else ""))
+        self.where = where
+        self.problem = problem
+        self.fix = fix
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken rule of a config."""
+
+    key: str
+    """Dotted key, spelled as on the command line."""
+    value: Any
+    """The value it has."""
+    message: str
+    """What is wrong with it."""
+    fix: str
+    """What to write instead."""
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value!r}: {self.message}\n    fix: {self.fix}"
+
+
+class ConfigError(BurnishError):
+    """Settings are wrong. Reports all broken rules of a config at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("config", count + "".join(f"\n  {problem}" for problem in problems))
+        self.problems = tuple(problems)
+
+
+class DataError(BurnishError):
+    """A dataset, a store or one of its rows is wrong."""
+
+
+class StorageError(BurnishError):
+    """Bytes could not be read or written."""
+
+
+class CheckpointError(BurnishError):
+    """A checkpoint is missing, incomplete or does not fit this run."""
+
+
+class LaunchError(BurnishError):
+    """The processes of a run could not be started."""

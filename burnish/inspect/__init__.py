@@ -1,0 +1,1 @@
+"""LOOK before you train."""

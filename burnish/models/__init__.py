@@ -1,0 +1,1 @@
+"""THE NETWORK and its loss. Knows no ranks and no data files."""

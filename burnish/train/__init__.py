@@ -1,0 +1,1 @@
+"""THE LOOP and what hangs on it. Read trainer.py first."""

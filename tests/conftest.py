@@ -1,0 +1,25 @@
+"""Fixtures for all tests. Tests never reach a network and run on one thread."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from pathlib import Path
+
+import pytest
+
+from tests.toys import save_model
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A two-layer Qwen3 with TK and template T1; read-only."""
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has a cache of its own."""
+    monkeypatch.setenv("BURNISH_CACHE", str(tmp_path / "cache"))
