@@ -25,6 +25,8 @@ class StepResult:
     """Whether loss or gradient was not finite, so that no weight was changed."""
     timings: Mapping[str, float]
     """Seconds of each part: ``forward_backward``, ``optimizer``."""
+    memory_peak_gib: float
+    """Most memory held so far: of the device, or of the process on a CPU."""
 
     @property
     def loss(self) -> float:

