@@ -81,7 +81,9 @@ def collate(
             example = examples[position]
             stop = start + len(example.input_ids)
             input_ids[r, start:stop] = example.input_ids
-            labels[r, start : stop - 1] = np.where(example.loss_mask[1:], example.input_ids[1:], IGNORE)
+            # Taken from the wide copy: IGNORE does not fit the unsigned ids of a store.
+            following = input_ids[r, start + 1 : stop]
+            labels[r, start : stop - 1] = np.where(example.loss_mask[1:], following, IGNORE)
             segment_ids[r, start:stop] = s + 1
             segment_sources[r, start:stop] = sources[position]
             start += spans[r][s]

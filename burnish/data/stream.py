@@ -77,7 +77,7 @@ class BatchStream:
     """An endless iterator of training batches; the last one of an epoch may be short."""
 
     def __init__(self, builder: BatchBuilder, *, sampler: Sampler, batch_size: int, num_readers: int = 0) -> None:
-        self._builder = builder
+        self.builder = builder
         self._sampler = sampler
         self._batch_size = batch_size
         self._num_readers = num_readers
@@ -111,7 +111,7 @@ class BatchStream:
 
     def __iter__(self) -> Iterator[Batch]:
         if self._num_readers == 0:
-            yield from map(self._builder.build, self.draws())
+            yield from map(self.builder.build, self.draws())
             return
         pending: deque[Future[Batch]] = deque()
         with ThreadPoolExecutor(self._num_readers, thread_name_prefix="reader") as readers:
@@ -119,7 +119,7 @@ class BatchStream:
             try:
                 while True:
                     while len(pending) <= self._num_readers:
-                        pending.append(readers.submit(self._builder.build, next(draws)))
+                        pending.append(readers.submit(self.builder.build, next(draws)))
                     yield pending.popleft().result()
             finally:
                 readers.shutdown(cancel_futures=True)

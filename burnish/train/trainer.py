@@ -55,7 +55,7 @@ class Trainer:
     ) -> None:
         self._backend = backend
         self._stream = stream
-        self._num_steps = num_steps
+        self.num_steps = num_steps
         self._eval_sets = eval_sets
         self._eval_at = eval_at
         self._eval_first = eval_first
@@ -75,7 +75,7 @@ class Trainer:
         if self._eval_first and self.progress.step == 0:
             self._trackers.log(self._evaluate(), step=0)
         epoch_begins = True
-        for batch, data_wait in _timed(islice(self._stream, max(0, self._num_steps - self.progress.step))):
+        for batch, data_wait in _timed(islice(self._stream, max(0, self.num_steps - self.progress.step))):
             if epoch_begins:
                 self._callbacks.call(Callback.on_epoch_begin, self.progress)
             if self._step(batch, data_wait=data_wait):
@@ -98,7 +98,7 @@ class Trainer:
 
         requests, interrupted = self._callbacks.requests, self._interrupted()
         gave_up = self.progress.bad_steps >= self._max_bad_steps
-        last = requests.stop or gave_up or interrupted or self.progress.step == self._num_steps
+        last = requests.stop or gave_up or interrupted or self.progress.step == self.num_steps
         if requests.save or self._save_at.due(self.progress.step, last=last):
             timings["checkpoint"] = self._clock(lambda: self._save(batch))
         evaluation: dict[str, float] = {}
@@ -138,6 +138,7 @@ class Trainer:
             return
         state: dict[str, Any] = {
             "progress": asdict(self.progress),
+            "num_steps": self.num_steps,
             "cursor": batch.cursor,
             "callbacks": self._callbacks.state_dicts(),
         }

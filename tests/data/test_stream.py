@@ -1,0 +1,107 @@
+"""The path of a row from store to batch: once an epoch, next token as label, resumable anywhere."""
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from burnish.data.batch import IGNORE
+from burnish.data.packing import Layout
+from burnish.data.samplers import SequentialSampler
+from burnish.errors import DataError
+from tests.train.fakes import make_store, make_stream
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_together_hold_each_target_once(ranks):
+    store = make_store()
+    streams = [make_stream(store, layout=Layout(rank, ranks), batch_size=8) for rank in range(ranks)]
+    for batches in zip(*(islice(stream, 12) for stream in streams), strict=True):
+        seen = sum(int((m.labels != IGNORE).sum()) for b in batches for m in b.micro_batches)
+        assert {b.num_targets for b in batches} == {seen}
+        assert len({b.row_numbers for b in batches}) == 1
+        assert len({len(b.micro_batches) for b in batches}) == 1
+
+
+def test_labels_are_the_next_token_of_the_same_example():
+    for batch in islice(make_stream(make_store()), 5):
+        for m in batch.micro_batches:
+            r, c = np.nonzero(m.labels != IGNORE)
+            assert (m.segment_ids[r, c] == m.segment_ids[r, c + 1]).all()
+            assert (m.labels[r, c] == m.input_ids[r, c + 1]).all()
+
+
+def test_an_epoch_draws_every_row_once_and_its_last_batch_is_short():
+    stream = make_stream(make_store(37), batch_size=8)
+    assert stream.steps_per_epoch == 5
+    batches = list(islice(stream, 10))
+    for epoch in (batches[:5], batches[5:]):
+        assert sorted(r for b in epoch for r in b.row_numbers) == list(range(37))
+        assert [len(b.row_numbers) for b in epoch] == [8, 8, 8, 8, 5]
+        assert [b.ends_epoch for b in epoch] == [False, False, False, False, True]
+    assert batches[0].row_numbers != batches[5].row_numbers
+    assert [b.step for b in batches] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("num_readers", [0, 1, 3])
+@pytest.mark.parametrize("stop", [1, 5, 7, 10, 13])
+def test_resume_continues_with_the_very_next_batch(stop, num_readers):
+    store = make_store()
+    whole = list(islice(make_stream(store, batch_size=8), 16))
+    first = list(islice(make_stream(store, batch_size=8, num_readers=num_readers), stop))
+    again = make_stream(store, batch_size=8, num_readers=num_readers)
+    again.resume(first[-1].cursor)
+    for expected, got in zip(whole[stop:], islice(again, 16 - stop), strict=True):
+        assert (expected.step, expected.row_numbers, expected.cursor) == (got.step, got.row_numbers, got.cursor)
+        for a, b in zip(expected.micro_batches, got.micro_batches, strict=True):
+            assert (a.input_ids == b.input_ids).all()
+            assert (a.labels == b.labels).all()
+
+
+class Written:
+    """A sampler as users write them: state in two numbers, moved on after its last row."""
+
+    def __init__(self, num_rows, *, extra=0):
+        self.num_rows, self.extra, self.epoch, self.next = num_rows, extra, 0, 0
+
+    def __len__(self):
+        return self.num_rows + self.extra
+
+    def __iter__(self):
+        for position in range(self.next, self.num_rows):
+            self.next = position + 1
+            yield (position + self.epoch) % self.num_rows
+        self.next, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "next": self.next}
+
+    def load_state_dict(self, state):
+        self.epoch, self.next = state["epoch"], state["next"]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+def test_a_sampler_that_moves_on_after_its_last_row(stop):
+    whole = [b.row_numbers for b in islice(make_stream(make_store(4), batch_size=2, sampler=Written(4)), 8)]
+    assert whole == [(0, 1), (2, 3), (1, 2), (3, 0), (2, 3), (0, 1), (3, 0), (1, 2)]
+    first = list(islice(make_stream(make_store(4), batch_size=2, sampler=Written(4)), stop))
+    again = make_stream(make_store(4), batch_size=2, sampler=Written(4))
+    again.resume(first[-1].cursor)
+    assert [b.row_numbers for b in islice(again, 8 - stop)] == whole[stop:]
+
+
+def test_a_sampler_that_yields_less_than_it_says_still_ends_its_epochs():
+    drawn = list(islice(make_stream(make_store(4), batch_size=3, sampler=Written(4, extra=5)), 4))
+    assert [b.row_numbers for b in drawn] == [(0, 1, 2), (3,), (1, 2, 3), (0,)]
+
+
+def test_a_sampler_without_rows_is_an_error_not_a_hang():
+    with pytest.raises(DataError, match="two epochs in a row drew no row"):
+        next(iter(make_stream(make_store(4), sampler=Written(0))))
+
+
+@pytest.mark.parametrize("num_readers", [0, 2])
+def test_fewer_rows_than_a_batch_give_one_short_batch_an_epoch(num_readers):
+    stream = make_stream(make_store(3), batch_size=8, sampler=SequentialSampler(3), num_readers=num_readers)
+    assert stream.steps_per_epoch == 1
+    assert [b.row_numbers for b in islice(stream, 2)] == [(0, 1, 2), (0, 1, 2)]

@@ -1,0 +1,67 @@
+"""Trackers: the JSON-lines file and the console."""
+
+import io
+import json
+
+from burnish.train.trackers import ConsoleTracker, JsonlTracker
+
+
+def test_numbers_are_unrounded_and_lines_are_json(tmp_path):
+    tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl", resumed=False)
+    tracker.log({"train/loss": 0.1 + 0.2, "train/mfu": None, "train/grad_norm": float("inf")}, step=1)
+    tracker.close()
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "step": 1,
+        "train/loss": 0.30000000000000004,
+        "train/mfu": None,
+        "train/grad_norm": None,
+    }
+
+
+def test_a_fresh_start_keeps_the_old_files(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    for run in range(3):
+        tracker = JsonlTracker(file, resumed=False)
+        tracker.log({"run": run}, step=1)
+        tracker.close()
+    found = {p.name: json.loads(p.read_text())["run"] for p in tmp_path.iterdir()}
+    assert found == {"metrics.1.jsonl": 0, "metrics.2.jsonl": 1, "metrics.jsonl": 2}
+
+
+def test_a_resume_appends_also_after_a_torn_line(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "tra')
+    tracker = JsonlTracker(file, resumed=True)
+    tracker.log({}, step=2)
+    tracker.close()
+    assert file.read_text().splitlines() == ['{"step": 1}', '{"step": 2, "tra', '{"step": 2}']
+
+
+LINE = {"train/loss": 2.0, "train/lr": 1e-3, "train/grad_norm": 1.0, "train/tokens_per_second": 5e3, "train/epoch": 0.5}
+
+
+def test_a_log_gets_plain_lines_but_not_one_a_step():
+    stream = io.StringIO()
+    console = ConsoleTracker(stream, num_steps=50, first_step=0)
+    for step in range(1, 51):
+        console.log(LINE | ({"eval/held/loss": 3.0} if step == 20 else {}), step=step)
+    console.close()
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["1/50", "20/50", "20:", "50/50"]
+    assert lines[0].startswith("step 1/50  loss 2.0000  lr 0.001  grad 1  5,000 tokens/s  epoch 0.50  ")
+    assert lines[2] == "step 20: eval/held/loss 3.0000"
+
+
+def test_a_terminal_gets_one_line_that_changes():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    console = ConsoleTracker(stream, num_steps=3, first_step=0)
+    for step in (1, 2, 3):
+        console.log(LINE, step=step)
+    console.close()
+    assert stream.getvalue().count("\n") == 1
+    assert stream.getvalue().count("\r") == 3

@@ -1,0 +1,195 @@
+"""The loop, with a backend that only counts."""
+
+import itertools
+import json
+import logging
+
+import pytest
+
+from burnish.errors import CheckpointError, DataError
+from burnish.train.cadence import Cadence
+from burnish.train.callbacks import Callback
+from burnish.train.checkpoint import complete_checkpoints
+from burnish.train.trainer import Exporter
+from tests.train.fakes import CountingBackend, make_trainer
+
+
+def steps_saved(tmp_path):
+    return sorted(complete_checkpoints(tmp_path / "ckpt"))
+
+
+def test_metrics_of_a_step_and_its_evaluation_stand_in_one_line():
+    trainer, backend, recorder = make_trainer(eval_at=Cadence(3), eval_first=True)
+    assert trainer.train().step == backend.weight == 10
+    assert [step for step, _ in recorder.lines] == list(range(11))
+    assert recorder.steps_with("eval/held/loss") == [0, 3, 6, 9, 10]
+    assert recorder.steps_with("train/loss") == list(range(1, 11))
+    assert recorder.lines[0][1].keys() == {"eval/held/loss", "eval/held/perplexity", "eval/held/num_targets"}
+    assert {m["eval/held/loss"] for _, m in recorder.lines if "eval/held/loss" in m} == {2.0}
+    assert recorder.lines[4][1]["train/loss"] == 2.5
+    names = "loss grad_norm lr num_tokens num_targets tokens_per_second tokens_per_second_per_gpu mfu"
+    for name in f"{names} packing_efficiency epoch total_tokens".split():
+        assert f"train/{name}" in recorder.lines[1][1]
+    assert {"timing/step", "timing/data_wait", "timing/optimizer"} <= recorder.lines[1][1].keys()
+
+
+@pytest.mark.parametrize(("interval", "evaluated"), [(0, [7]), (7, [7]), (2, [2, 4, 6, 7])])
+def test_the_last_step_is_evaluated_once(interval, evaluated):
+    trainer, _, recorder = make_trainer(num_steps=7, eval_at=Cadence(interval))
+    trainer.train()
+    assert recorder.steps_with("eval/held/loss") == evaluated
+
+
+@pytest.mark.parametrize(
+    ("keep", "saved"), [(-1, [2, 4, 6, 8, 10]), (2, [8, 10]), (1, [10])], ids=["all", "two", "one"]
+)
+def test_only_older_whole_checkpoints_are_removed(tmp_path, keep, saved):
+    (tmp_path / "ckpt" / "global_step_final").mkdir(parents=True)
+    (tmp_path / "ckpt" / "global_step_7").write_text("a file")
+    (tmp_path / "ckpt" / "hf_exports" / "global_step_2").mkdir(parents=True)
+    trainer, _, _ = make_trainer(tmp_path, save_at=Cadence(2), keep=keep)
+    trainer.train()
+    assert steps_saved(tmp_path) == saved
+    names = {p.name for p in (tmp_path / "ckpt").iterdir()} - {f"global_step_{s}" for s in saved}
+    assert names == {"global_step_final", "global_step_7", "hf_exports"}
+
+
+def test_numbers_are_not_sorted_as_text_and_a_higher_old_one_stays(tmp_path):
+    trainer, _, _ = make_trainer(tmp_path, num_steps=10, save_at=Cadence(9), keep=2)
+    trainer.train()
+    trainer, _, _ = make_trainer(tmp_path, resume_from="latest", num_steps=100, save_at=Cadence(0), keep=2)
+    trainer.train()
+    assert steps_saved(tmp_path) == [10, 100]
+    trainer, _, _ = make_trainer(tmp_path, num_steps=3, keep=1)
+    trainer.train()
+    assert steps_saved(tmp_path) == [3, 10, 100]
+
+
+def test_a_save_that_fails_removes_nothing(tmp_path):
+    class FullDisk(CountingBackend):
+        def save(self, folder):
+            if self.weight == 4:
+                raise OSError(28, "No space left on device")
+            return super().save(folder)
+
+    trainer, _, _ = make_trainer(tmp_path, save_at=Cadence(2), keep=1, backend=FullDisk())
+    with pytest.raises(OSError, match="No space"):
+        trainer.train()
+    trainer._checkpointer.finish()
+    assert steps_saved(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("stop", [1, 3, 9, 10, 13])
+def test_resume_draws_the_very_next_rows(tmp_path, stop):
+    whole, backend, _ = make_trainer(num_steps=25)
+    whole.train()
+    first, before, _ = make_trainer(tmp_path, num_steps=stop)
+    first.train()
+    second, after, _ = make_trainer(tmp_path, resume_from="latest", num_steps=25)
+    second.train()
+    assert before.rows + after.rows == backend.rows
+    assert after.weight == 25
+
+
+def test_latest_passes_over_incomplete_ones_by_name(tmp_path, caplog):
+    make_trainer(tmp_path, num_steps=8, save_at=Cadence(4))[0].train()
+    (tmp_path / "ckpt" / "global_step_8" / "COMPLETE").unlink()
+    (tmp_path / "ckpt" / "global_step_12.partial").mkdir()
+    with caplog.at_level(logging.WARNING, logger="burnish"):
+        trainer, _, _ = make_trainer(tmp_path, resume_from="latest")
+    assert trainer.progress.step == 4
+    assert "global_step_12.partial, global_step_8" in caplog.text
+
+
+def test_latest_without_any_complete_one_starts_fresh_and_says_so(tmp_path, caplog):
+    (tmp_path / "ckpt" / "global_step_8").mkdir(parents=True)
+    with caplog.at_level(logging.WARNING, logger="burnish"):
+        trainer, _, _ = make_trainer(tmp_path, resume_from="latest")
+    assert trainer.progress.step == 0
+    assert "global_step_8" in caplog.text
+    assert "starting fresh" in caplog.text
+
+
+def test_a_named_checkpoint_must_be_there_and_complete(tmp_path):
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        make_trainer(tmp_path, resume_from=str(tmp_path / "global_step_5"))
+    (tmp_path / "global_step_5").mkdir()
+    with pytest.raises(CheckpointError, match="no COMPLETE file"):
+        make_trainer(tmp_path, resume_from=str(tmp_path / "global_step_5"))
+
+
+def test_a_changed_file_is_found_on_resume(tmp_path):
+    make_trainer(tmp_path, num_steps=2)[0].train()
+    file = tmp_path / "ckpt" / "global_step_2" / "state.json"
+    file.write_text(file.read_text().replace('"step": 2', '"step": 3'))
+    with pytest.raises(CheckpointError, match=r"state\.json: is not as it was written"):
+        make_trainer(tmp_path, resume_from="latest")
+
+
+def test_a_run_that_differs_is_stopped_and_every_difference_named(tmp_path):
+    make_trainer(tmp_path, num_steps=2, run={"batch_size": 4, "seed": 42, "max_length": 8})[0].train()
+    with pytest.raises(CheckpointError, match="batch_size was 4, is 8; seed was 42, is 43"):
+        make_trainer(tmp_path, resume_from="latest", run={"batch_size": 8, "seed": 43, "max_length": 8})
+
+
+def test_a_fresh_run_replaces_a_checkpoint_of_the_same_step(tmp_path):
+    make_trainer(tmp_path, num_steps=2)[0].train()
+    make_trainer(tmp_path, num_steps=2, backend=CountingBackend(bad_steps=(1,)))[0].train()
+    assert json.loads((tmp_path / "ckpt" / "global_step_2" / "backend" / "weight.json").read_text()) == 1
+    assert [p.name for p in (tmp_path / "ckpt").iterdir()] == ["global_step_2"]
+
+
+@pytest.mark.parametrize(("interval", "exported"), [(4, [4, 8, 10]), (5, [5, 10])])
+def test_exports_when_due_and_at_the_end(tmp_path, interval, exported):
+    trainer, backend, _ = make_trainer(exporter=Exporter(tmp_path, Cadence(interval)))
+    trainer.train()
+    assert backend.exports == [f"global_step_{step}" for step in exported]
+
+
+def test_bad_steps_are_skipped_and_too_many_in_a_row_stop_the_run_with_a_checkpoint(tmp_path):
+    trainer, backend, recorder = make_trainer(tmp_path, backend=CountingBackend(bad_steps=(2, 3, 5, 6, 7)))
+    with pytest.raises(DataError, match="not finite in 3 steps in a row"):
+        trainer.train()
+    assert backend.weight == 2
+    assert [m["train/skipped"] for _, m in recorder.lines] == [0, 1, 1, 0, 1, 1, 1]
+    assert steps_saved(tmp_path) == [7]
+
+
+def test_a_signal_saves_after_the_step_at_hand(tmp_path):
+    seen = itertools.count()
+    trainer, _, recorder = make_trainer(tmp_path, eval_at=Cadence(0), interrupted=lambda: next(seen) >= 3)
+    assert trainer.train().step == 4
+    assert steps_saved(tmp_path) == [4]
+    assert recorder.steps_with("eval/held/loss") == []
+
+
+def test_a_callback_asks_to_save_to_evaluate_and_to_stop(tmp_path):
+    class Asks(Callback):
+        def on_step_end(self, progress, requests, *, batch, result):
+            requests.save = progress.step == 2
+            requests.evaluate = progress.step == 3
+            requests.stop = progress.step == 5
+
+    trainer, _, recorder = make_trainer(tmp_path, callbacks=[Asks()], eval_at=Cadence(0))
+    assert trainer.train().step == 5
+    assert steps_saved(tmp_path) == [2, 5]
+    assert recorder.steps_with("eval/held/loss") == [3, 5]
+
+
+def test_callback_state_is_kept(tmp_path):
+    class Counts(Callback):
+        seen = 0
+
+        def on_step_end(self, progress, requests, *, batch, result):
+            self.seen += 1
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state):
+            self.seen = state["seen"]
+
+    make_trainer(tmp_path, num_steps=3, callbacks=[Counts()])[0].train()
+    again = Counts()
+    make_trainer(tmp_path, num_steps=5, resume_from="latest", callbacks=[again])[0].train()
+    assert again.seen == 5
