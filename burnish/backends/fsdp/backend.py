@@ -1,0 +1,276 @@
+"""FsdpBackend: training with PyTorch FSDP2, from one CPU process on. One path for any number of ranks.
+
+Its rule: everything a step depends on comes with the batch (rows, step number); the rest is weights and moments.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from burnish.backends.base import StepResult
+from burnish.backends.comm import join, leave, sum_over_ranks
+from burnish.backends.fsdp.shard import shard
+from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
+from burnish.backends.optimizer import build_optimizer, learning_rate, optimizer_tensors
+from burnish.backends.tensors import memory_peak_gib, model_inputs, target_counts
+from burnish.config.choices import Schedule
+from burnish.data.batch import Batch
+from burnish.data.packing import Layout
+from burnish.errors import BurnishError
+from burnish.models.attention import Segments
+from burnish.models.flops import peak_flops
+from burnish.models.load import export_folder, load_model, read_tokenizer
+from burnish.models.loss import LossModel
+from burnish.models.probe import head_problem, isolation_problem
+
+
+class FsdpBackend:
+    """Implements :class:`burnish.backends.base.Backend`."""
+
+    def __init__(
+        self,
+        *,
+        model_path: str,
+        num_steps: int,
+        num_sources: int = 1,
+        seed: int = 42,
+        dtype: str | None = None,
+        device: str | None = None,
+        trust_remote_code: bool = False,
+        chat_template: str | None = None,
+        share_rows: bool = True,
+        optimizer: str = "adamw",
+        learning_rate: float = 1e-5,
+        adam_betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        max_grad_norm: float | None = 1.0,
+        schedule: Schedule = Schedule.CONSTANT_WITH_WARMUP,
+        num_warmup_steps: float = 0,
+        min_lr_ratio: float = 0.0,
+        activation_checkpointing: bool = False,
+        reshard_after_forward: bool = True,
+    ) -> None:
+        """Load the model, spread it and try it out.
+
+        Args:
+            model_path: folder or hub id.
+            num_steps: horizon of the schedule.
+            num_sources: sources the loss is told apart by.
+            seed: of dropout.
+            dtype: ``bfloat16`` or ``float32`` compute; by default the first on a GPU, the second on a CPU.
+            device: ``cuda`` or ``cpu``; by default a GPU where there is one.
+            trust_remote_code: run code that comes with the model.
+            chat_template: text that replaces the tokenizer's in exports.
+            share_rows: whether rows may hold several segments.
+            optimizer: its name.
+            learning_rate: the highest.
+            adam_betas: of AdamW.
+            eps: of AdamW.
+            weight_decay: of AdamW; not of norms and biases.
+            max_grad_norm: gradients above it are scaled down to it; None or 0 leaves them.
+            schedule: shape of the learning rate.
+            num_warmup_steps: below 1 a share of ``num_steps``.
+            min_lr_ratio: where the schedule ends, as a share of ``learning_rate``.
+            activation_checkpointing: compute layers again in the backward rather than keep their insides.
+            reshard_after_forward: give a layer's weights up between forward and backward.
+
+        Raises:
+            BurnishError: the model is missing, cannot be trained faithfully, or cannot share rows.
+        """
+        self._ranks = join(device)
+        on_gpu = self._ranks.device.type == "cuda"
+        self._dtype: torch.dtype = getattr(torch, dtype or ("bfloat16" if on_gpu else "float32"))
+        self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
+        self._model = LossModel(load_model(model_path, trust_remote_code=trust_remote_code), num_sources=num_sources)
+        mesh = init_device_mesh(self._ranks.device.type, (self._ranks.world_size,))
+        self._spread = shard(
+            self._model,
+            mesh=mesh,
+            dtype=self._dtype,
+            reshard_after_forward=reshard_after_forward,
+            activation_checkpointing=activation_checkpointing,
+        )
+        # A group of its own: the saving thread's messages must not mix with training's.
+        self._save_group = dist.new_group(backend="gloo")
+        self._parameters = {name.removeprefix("model."): p for name, p in self._model.named_parameters()}
+        self._optimizer = build_optimizer(
+            self._parameters.values(), name=optimizer, betas=adam_betas, eps=eps, weight_decay=weight_decay
+        )
+        self._num_sources = num_sources
+        self._seed = seed
+        self._max_grad_norm = max_grad_norm
+        self._schedule: dict[str, Any] = {
+            "schedule": schedule,
+            "lr": learning_rate,
+            "num_steps": num_steps,
+            "num_warmup_steps": num_warmup_steps,
+            "min_lr_ratio": min_lr_ratio,
+        }
+        self._try_out(model_path, share_rows=share_rows)
+
+    @property
+    def layout(self) -> Layout:
+        """Every rank is a data rank; shapes are free."""
+        return Layout(data_rank=self._ranks.rank, data_size=self._ranks.world_size)
+
+    @property
+    def device(self) -> torch.device:
+        """What this rank computes on."""
+        return self._ranks.device
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Dense bfloat16 operations a second of the device; None when that is not known."""
+        on_gpu = self._ranks.device.type == "cuda"
+        return peak_flops(torch.cuda.get_device_name(self._ranks.device)) if on_gpu else None
+
+    def train_step(self, batch: Batch) -> StepResult:
+        """Forward, backward and one update of the weights, at the learning rate of ``batch.step``."""
+        began = perf_counter()
+        self._model.train()
+        sums = torch.zeros(self._num_sources, dtype=torch.float64, device=self._ranks.device)
+        for index, micro_batch in enumerate(batch.micro_batches):
+            self._spread.set_requires_gradient_sync(index == len(batch.micro_batches) - 1)
+            self._seed_dropout(batch.step, index)
+            loss, by_source = self._model(**model_inputs(micro_batch, device=self._ranks.device))
+            (loss / max(1, batch.num_targets)).backward()
+            sums += by_source
+        counts = target_counts(batch, num_sources=self._num_sources)
+        totals = sum_over_ranks([*sums.tolist(), *counts.tolist()], ranks=self._ranks)
+        loss_sums = totals[: self._num_sources]
+        forward_backward = perf_counter() - began
+        lr = learning_rate(batch.step, **self._schedule)
+        grad_norm = self._clipped_norm()
+        skipped = not np.isfinite([*loss_sums, grad_norm]).all()
+        if not skipped:
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return StepResult(
+            loss_sums=tuple(loss_sums),
+            num_targets=tuple(int(count) for count in totals[self._num_sources :]),
+            grad_norm=grad_norm,
+            learning_rate=lr,
+            skipped=bool(skipped),
+            timings={
+                "forward_backward": forward_backward,
+                "optimizer": perf_counter() - began - forward_backward,
+            },
+            memory_peak_gib=memory_peak_gib(self._ranks.device),
+        )
+
+    @torch.no_grad()
+    def eval_loss(self, batch: Batch) -> tuple[float, int]:
+        """(summed loss, targets) of the whole batch, equal on all ranks. Changes nothing."""
+        self._model.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
+        for micro_batch in batch.micro_batches:
+            total += self._model(**model_inputs(micro_batch, device=self._ranks.device))[0]
+        return sum_over_ranks([total.item()], ranks=self._ranks)[0], batch.num_targets
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> list[list[int]]:
+        """The greedy continuation of each prompt, without the prompt and without the token that ended it."""
+        self._model.eval()
+        return [self._continue(list(prompt), max_new_tokens) for prompt in prompts]
+
+    def save(self, folder: Path) -> DcpSave:
+        """Begin to write weights and optimizer state into ``folder``; returns once they are off the device."""
+        return begin_save(self._tensors(weights_only=False), folder, group=self._save_group)
+
+    def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        """Read what ``save`` wrote, also when the number of ranks has changed.
+
+        Raises:
+            CheckpointError: the folder is not a checkpoint of this model.
+        """
+        # An evaluation leaves gathered copies of the weights behind; they would outlive what is loaded here.
+        self._spread.reshard()
+        load_in_place(self._tensors(weights_only=weights_only), folder, group=self._save_group)
+
+    def export(self, folder: Path) -> None:
+        """Write the weights, the tokenizer and the model's configs as a Hugging Face folder; rank 0 writes."""
+        weights = {}
+        for name, tensor in [*self._parameters.items(), *self._buffers().items()]:
+            whole = tensor.detach()
+            whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+            if self._ranks.rank == 0:
+                weights[name] = whole.to("cpu", self._dtype if whole.is_floating_point() else whole.dtype)
+        if self._ranks.rank == 0:
+            export_folder(
+                folder, model=self._model.model, weights=weights, dtype=self._dtype, tokenizer=self._tokenizer
+            )
+        dist.barrier(group=self._save_group)
+
+    def close(self) -> None:
+        """Give back the device and leave the process group."""
+        leave(self._ranks)
+
+    def _try_out(self, model_path: str, *, share_rows: bool) -> None:
+        self._model.eval()
+        settings: dict[str, Any] = {"device": self._ranks.device, "dtype": self._dtype}
+        problem = head_problem(self._model, **settings)
+        if problem:
+            raise BurnishError(
+                f"model.path={model_path}", f"cannot be trained faithfully: {problem}", fix="name another model"
+            )
+        problem = isolation_problem(self._model, **settings) if share_rows else ""
+        if problem:
+            raise BurnishError(
+                f"model.path={model_path}",
+                f"examples cannot share a row: {problem}",
+                fix="write remove_microbatch_padding=false (and use_sequence_packing=false)",
+            )
+
+    def _seed_dropout(self, step: int, micro_batch: int) -> None:
+        entropy = np.random.SeedSequence([self._seed, step, self._ranks.rank, micro_batch])
+        torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+
+    def _clipped_norm(self) -> float:
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if self._max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)
+        return float(norm)
+
+    def _continue(self, ids: list[int], max_new_tokens: int) -> list[int]:
+        stops = _stop_ids(self._model.model, self._tokenizer)
+        answer: list[int] = []
+        while len(answer) < max_new_tokens:
+            segments = Segments.whole(1, length=len(ids) + len(answer))
+            logits = self._model.last_logits(
+                torch.tensor([ids + answer], device=self._ranks.device),
+                position_ids=torch.from_numpy(segments.positions()).to(self._ranks.device),
+                segments=segments,
+            )
+            token = int(logits.argmax())
+            if token in stops:
+                break
+            answer.append(token)
+        return answer
+
+    def _tensors(self, *, weights_only: bool) -> dict[str, Any]:
+        tensors: dict[str, Any] = {"weights": {name: p.detach() for name, p in self._parameters.items()}}
+        return tensors if weights_only else tensors | optimizer_tensors(self._optimizer, self._parameters)
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Those that belong to a saved model."""
+        model = self._model.model
+        saved = model.state_dict().keys()
+        return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> set[int]:
+    ends = model.generation_config.eos_token_id if model.can_generate() else None
+    listed = ends if isinstance(ends, list) else [ends]
+    return {int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None}

@@ -1,0 +1,54 @@
+"""A model becomes one whose parameters are spread over the ranks (FSDP2), with its gradients summed, not averaged."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from burnish.models.loss import LossModel
+
+
+def shard(
+    model: LossModel,
+    *,
+    mesh: DeviceMesh,
+    dtype: torch.dtype,
+    reshard_after_forward: bool,
+    activation_checkpointing: bool,
+) -> FSDPModule:
+    """Spread ``model`` over ``mesh``, in place, and return it; every decoder layer is gathered by itself, the rest together.
+
+    Args:
+        model: float32, on the CPU; afterwards it is on the mesh's devices.
+        mesh: one-dimensional, over all ranks.
+        dtype: of the computation; gradients are summed over ranks and micro-batches in float32.
+        reshard_after_forward: whether a layer is given up between its forward and its backward.
+        activation_checkpointing: whether a layer keeps its input only, and is computed again in the backward.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
+    settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": reshard_after_forward}
+    for layer in decoder_layers(model.model):
+        if activation_checkpointing:
+            checkpoint(layer)
+        fully_shard(layer, **settings)
+    spread: FSDPModule = fully_shard(model, **settings)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    for method in (model.logits, model.native_logits, model.last_logits):
+        register_fsdp_forward_method(model, method.__name__)
+    return spread
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """The blocks that transformers says must not be split, outermost first; none lies in another."""
+    kinds = set(model._no_split_modules or ())
+    found: list[nn.Module] = []
+    for module in model.modules():
+        if type(module).__name__ in kinds and not any(module in outer.modules() for outer in found):
+            found.append(module)
+    return found

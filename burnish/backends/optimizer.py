@@ -1,0 +1,105 @@
+"""AdamW, and the learning rate as a pure function of the step, so that a resumed run cannot have another."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from burnish.config.choices import Schedule
+from burnish.errors import ConfigError, Problem
+
+WSD_DECAY_SHARE = 0.1
+"""Share of the steps over which ``wsd`` decays, at the end."""
+INVERSE_SQRT_TIMESCALE = 10_000
+"""Steps after which ``inverse_sqrt`` without warm-up has fallen to 1/sqrt(2)."""
+
+
+def learning_rate(
+    step: int, *, schedule: Schedule, lr: float, num_steps: int, num_warmup_steps: float = 0, min_lr_ratio: float = 0.0
+) -> float:
+    """The rate of optimizer step ``step``; 1 is the first.
+
+    With w warm-up steps out of n, step s <= w has ``lr * s / w``: the first step moves, step w has the whole rate.
+    A later step has ``lr * (m + (1 - m) * f)`` where m is ``min_lr_ratio`` and f is, for t = s - 1 - w steps done since:
+
+    * ``constant_with_warmup``: 1 (``constant`` is that without warm-up)
+    * ``linear``: 1 - t / (n - w)
+    * ``cosine``: (1 + cos(pi t / (n - w))) / 2
+    * ``wsd``: 1, and over the last tenth, d steps, 1 - (s - 1 - (n - d)) / d
+    * ``inverse_sqrt``: sqrt(w / (w + t)), with 10,000 for w where there is no warm-up
+
+    So the decay would reach its minimum one step after the last: every step trains.
+
+    Args:
+        step: >= 1
+        schedule: the shape.
+        lr: the highest rate.
+        num_steps: n, the horizon; steps after it keep the rate of n + 1.
+        num_warmup_steps: w; below 1 it is a share of ``num_steps``, rounded up.
+        min_lr_ratio: m
+    """
+    if schedule is Schedule.CONSTANT:
+        return lr
+    warmup = math.ceil(num_warmup_steps * num_steps) if num_warmup_steps < 1 else int(num_warmup_steps)
+    if step <= warmup:
+        return lr * step / warmup
+    return lr * (min_lr_ratio + (1 - min_lr_ratio) * _decay(schedule, step - 1 - warmup, warmup, num_steps))
+
+
+def _decay(schedule: Schedule, done: int, warmup: int, num_steps: int) -> float:
+    progress = min(1.0, done / max(1, num_steps - warmup))
+    match schedule:
+        case Schedule.LINEAR:
+            return 1 - progress
+        case Schedule.COSINE:
+            return (1 + math.cos(math.pi * progress)) / 2
+        case Schedule.WSD:
+            length = max(1, round(WSD_DECAY_SHARE * num_steps))
+            return 1 - min(1.0, max(0, done + warmup - (num_steps - length)) / length)
+        case Schedule.INVERSE_SQRT:
+            timescale = warmup or INVERSE_SQRT_TIMESCALE
+            return math.sqrt(timescale / (timescale + done))
+        case _:
+            return 1.0
+
+
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], *, name: str, betas: tuple[float, float], eps: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW over the trainable ``parameters``, without decay on norms and biases (one dimension or none).
+
+    The learning rate is set before each step.
+
+    Raises:
+        ConfigError: ``name`` is not ``adamw``.
+    """
+    if name != "adamw":
+        raise ConfigError([Problem("optimizer_config.name", name, "there is no such optimizer", "write adamw")])
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.AdamW, parameters: dict[str, nn.Parameter]
+) -> dict[str, dict[str, torch.Tensor]]:
+    """The state of ``optimizer`` as tensors by kind and parameter name, to be written or filled in place.
+
+    A parameter that was never stepped gets the state it would begin with.
+    """
+    state: dict[str, dict[str, torch.Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}, "step": {}}
+    for name, parameter in parameters.items():
+        if not parameter.requires_grad:
+            continue
+        own = optimizer.state[parameter]
+        if not own:
+            own["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            own["exp_avg"] = torch.zeros_like(parameter)
+            own["exp_avg_sq"] = torch.zeros_like(parameter)
+        for kind, tensors in state.items():
+            tensors[name] = own[kind]
+    return state

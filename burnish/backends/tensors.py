@@ -1,0 +1,62 @@
+"""A micro-batch of arrays becomes what a model is called with, on its device."""
+
+import resource
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from burnish.data.batch import IGNORE, Batch, MicroBatch
+from burnish.models.attention import Segments
+from burnish.models.flops import step_flops
+from burnish.models.load import ModelCard
+
+
+def model_inputs(micro_batch: MicroBatch, *, device: torch.device) -> dict[str, Any]:
+    """The keyword arguments of ``LossModel``: positions restart in each segment; targets are listed, not masked."""
+    segments = Segments.of(micro_batch.segment_ids)
+    targets = np.flatnonzero(micro_batch.labels != IGNORE)
+    arrays = {
+        "input_ids": micro_batch.input_ids,
+        "position_ids": segments.positions(),
+        "target_positions": targets,
+        "target_ids": micro_batch.labels.reshape(-1)[targets],
+        "target_sources": micro_batch.segment_sources.reshape(-1)[targets].astype(np.int64),
+    }
+    return {"segments": segments, **{name: _to_device(array, device) for name, array in arrays.items()}}
+
+
+def target_counts(batch: Batch, *, num_sources: int) -> NDArray[np.int64]:
+    """[num_sources]: this rank's targets of each source."""
+    counts = np.zeros(num_sources, np.int64)
+    for micro_batch in batch.micro_batches:
+        sources = micro_batch.segment_sources[micro_batch.labels != IGNORE]
+        counts += np.bincount(sources, minlength=num_sources)
+    return counts
+
+
+def batch_flops(batch: Batch, *, card: ModelCard) -> float:
+    """Operations of this rank's part of a step, forward and backward; padding and recomputation are not counted."""
+    lengths = [
+        int(length)
+        for micro_batch in batch.micro_batches
+        for row in micro_batch.segment_ids
+        for length in np.bincount(row)[1:]
+    ]
+    num_targets = sum(int((micro_batch.labels != IGNORE).sum()) for micro_batch in batch.micro_batches)
+    return step_flops(card, lengths=lengths, num_targets=num_targets)
+
+
+def memory_peak_gib(device: torch.device) -> float:
+    """Most memory held so far: of ``device``, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    # Linux counts in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    # From pinned memory the copy runs beside the computation.
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

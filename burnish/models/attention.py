@@ -1,0 +1,163 @@
+"""Attention that stays inside a segment. Its rule: no token ever sees a token of another segment.
+
+``transformers`` calls :func:`segment_attention` in each layer under the name ``burnish``; because that name has no
+mask function, no mask is ever built. The bounds of the segments travel as the keyword argument ``segments`` of
+``model(...)`` down to it, so nothing is global.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import scaled_dot_product_attention
+
+from burnish.errors import BurnishError
+
+NAME = "burnish"
+"""The name of this attention in ``transformers``."""
+Span: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Where each segment of a micro-batch begins and ends."""
+
+    rows: tuple[tuple[Span, ...], ...]
+    """For each row, (start, stop) of its runs of equal segment ids; padding is a run like any other, so that the runs
+    cover the row."""
+    one_per_row: bool
+    """Whether no row holds more than one segment, and each begins at 0: plain causal attention isolates them."""
+
+    @classmethod
+    def of(cls, segment_ids: NDArray[np.int32]) -> "Segments":
+        """The runs of ``segment_ids`` [rows, length]; 0 is padding."""
+        rows = []
+        for row in segment_ids:
+            cuts = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), len(row)]
+            rows.append(tuple(pairwise(cuts)))
+        one_per_row = all(
+            len(row) == 1 or (len(row) == 2 and ids[row[1][0]] == 0) for row, ids in zip(rows, segment_ids, strict=True)
+        )
+        return cls(tuple(rows), one_per_row)
+
+    @classmethod
+    def whole(cls, num_rows: int, *, length: int) -> "Segments":
+        """One segment of ``length`` tokens in each row."""
+        return cls((((0, length),),) * num_rows, one_per_row=True)
+
+    def positions(self) -> NDArray[np.int64]:
+        """[rows, length]: the position of each token in its segment."""
+        return np.stack([np.concatenate([np.arange(b - a) for a, b in row]) for row in self.rows])
+
+
+def register() -> str:
+    """Make this attention known to ``transformers``; returns its name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, segment_attention)
+    return NAME
+
+
+def segment_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: Segments,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each segment.
+
+    Args:
+        module: the attention layer, named when it asks for something that cannot be honoured.
+        query: [rows, heads, length, head width]
+        key: [rows, key heads, length, head width]
+        value: as ``key``.
+        attention_mask: must be None.
+        segments: of the micro-batch.
+        dropout: probability, 0 in evaluation.
+        scaling: of the scores; by default the root of the head width.
+        sliding_window: a token sees this many tokens, itself included; None is all.
+        softcap: bounds the scores, as in Gemma 2; None is no bound.
+        others: what layers hand to any attention; harmless except for those refused here.
+
+    Returns:
+        [rows, length, heads, value width], and no weights.
+
+    Raises:
+        BurnishError: a layer asks for a mask, a bias, sinks or attention to later tokens.
+    """
+    _refuse_unknown(module, attention_mask, others)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if softcap is not None:
+            return _softcapped(q, k, v, dropout=dropout, scaling=scaling, window=sliding_window, softcap=softcap)
+        mask = None if sliding_window is None or sliding_window >= q.shape[2] else _window(q, sliding_window)
+        return scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+
+    if segments.one_per_row:
+        return attend(query, key, value).transpose(1, 2).contiguous(), None
+    rows = []
+    for r, spans in enumerate(segments.rows):
+        parts = [attend(*(x[r : r + 1, :, a:b] for x in (query, key, value))) for a, b in spans]
+        rows.append(torch.cat(parts, dim=2))
+    return torch.cat(rows).transpose(1, 2).contiguous(), None
+
+
+def _refuse_unknown(module: nn.Module, attention_mask: Tensor | None, others: dict[str, Any]) -> None:
+    asked = {"attention_mask": attention_mask, **{name: others.get(name) for name in ("s_aux", "position_bias")}}
+    wrong = [name for name, value in asked.items() if value is not None]
+    if others.get("is_causal") is False or module.__dict__.get("is_causal") is False:
+        wrong.append("is_causal=False")
+    if wrong:
+        raise BurnishError(
+            f"attention of {type(module).__name__}",
+            f"it asks for {', '.join(wrong)}, which attention inside segments cannot honour",
+            fix="train a model without attention sinks, attention biases and non-causal layers",
+        )
+
+
+def _window(query: Tensor, window: int) -> Tensor:
+    """[length, length] bool: the last ``window`` tokens up to and including one's own."""
+    length = query.shape[2]
+    ones = torch.ones(length, length, dtype=torch.bool, device=query.device)
+    return ones.tril().triu(1 - window)
+
+
+def _softcapped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+    softcap: float,
+) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = query @ key.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
+    scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~_window(query, window or query.shape[2]), -torch.inf)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return drop(weights, dropout) @ value

@@ -1,0 +1,242 @@
+"""A folder or hub id becomes a model card, a model and a tokenizer; trained weights become such a folder again.
+
+Its rule: what would fail in the export is found, or mended, when the model is read.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnish.errors import ConfigError, Problem
+from burnish.log import get_logger
+from burnish.models.attention import register
+
+log = get_logger(__name__)
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Generation settings that mean nothing unless ``do_sample`` is true."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a run needs to know of a model before its weights are read."""
+
+    path: str
+    """As given: a folder or a hub id."""
+    model_type: str
+    """As in its config, such as ``qwen3``."""
+    num_embeddings: int
+    """Rows of its embedding: every token id is below this."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    hidden_size: int
+    head_dim: int
+    max_position_embeddings: int | None
+    pad_id: int
+    """Token written where no example is."""
+    tied: bool
+    """Whether the head is the embedding."""
+    is_vision: bool
+    """Whether it takes images."""
+    num_parameters: int
+    """All of them; a tied head counts once."""
+    num_matmul_parameters: int
+    """Those one token is multiplied with, embedding and head not counted; of experts, the share that is active."""
+    windows: tuple[int | None, ...]
+    """For each layer, how many tokens one token sees; None is all before it."""
+
+
+def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
+    """The card of ``path``, from its config and tokenizer alone.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot be trained.
+    """
+    from transformers import AutoModelForCausalLM
+
+    _refuse_bad_folder(path)
+    config = _read("config", path, trust_remote_code=trust_remote_code)
+    text = config.get_text_config()
+    facts = text.to_dict()
+    is_vision = "vision_config" in config.to_dict()
+    if is_vision:
+        raise _problem(path, "is a vision-language model, which is not built yet", fix="name a model of text only")
+    tokenizer = read_tokenizer(path, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        shell: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, trust_remote_code=trust_remote_code
+        )
+    heads = int(facts["num_attention_heads"])
+    pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return ModelCard(
+        path=path,
+        model_type=str(config.model_type),
+        num_embeddings=shell.get_input_embeddings().weight.shape[0],
+        num_layers=int(facts["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(facts.get("num_key_value_heads") or heads),
+        hidden_size=int(facts["hidden_size"]),
+        head_dim=int(facts.get("head_dim") or facts["hidden_size"] // heads),
+        max_position_embeddings=facts.get("max_position_embeddings"),
+        pad_id=next(pad for pad in pads if pad is not None),
+        tied=bool(facts.get("tie_word_embeddings")),
+        is_vision=is_vision,
+        num_parameters=sum(p.numel() for p in shell.parameters()),
+        num_matmul_parameters=_matmul_parameters(shell, facts),
+        windows=_windows(facts),
+    )
+
+
+def read_tokenizer(path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> Any:
+    """The tokenizer of ``path``; the text ``chat_template`` replaces its template.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    tokenizer = _read("tokenizer", path, trust_remote_code=trust_remote_code)
+    if chat_template is not None:
+        tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def load_model(path: str, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Any:
+    """The model of ``path`` with attention inside segments, on the CPU, ready to be saved again.
+
+    Raises:
+        ConfigError: there is no such model, it has only pickled weights, or it could not be exported after training.
+    """
+    _refuse_bad_folder(path)
+    model = _read(
+        "model",
+        path,
+        trust_remote_code=trust_remote_code,
+        dtype=dtype,
+        attn_implementation=register(),
+        use_safetensors=True,
+    )
+    if not type(model)._supports_attention_backend:
+        raise _problem(
+            path,
+            f"{type(model).__name__} does not use the attention interface of transformers",
+            fix="name a model that does",
+        )
+    if model.can_generate():
+        _mend_generation(model.generation_config, path)
+    return model
+
+
+def export_folder(
+    folder: Path, *, model: Any, weights: Mapping[str, Tensor], dtype: torch.dtype, tokenizer: Any
+) -> None:
+    """Write a Hugging Face folder that ``transformers`` loads.
+
+    Args:
+        folder: made if it is missing.
+        model: gives the architecture and the generation config; its weights are not read.
+        weights: by parameter name; one of two tied names is enough.
+        dtype: what floating-point weights are written in.
+        tokenizer: with the chat template it was trained with.
+    """
+    state = {name: (t.to(dtype) if t.is_floating_point() else t).contiguous() for name, t in weights.items()}
+    model.save_pretrained(folder, state_dict=state)
+    # save_pretrained notes the dtype of the model in memory, not that of the weights it wrote.
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tokenizer.save_pretrained(folder)
+
+
+def _read(what: str, path: str, **settings: Any) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    reader: Any = {"config": AutoConfig, "tokenizer": AutoTokenizer, "model": AutoModelForCausalLM}[what]
+    try:
+        return reader.from_pretrained(path, **settings)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0]
+        if Path(path).is_dir():
+            raise _problem(
+                path, f"its {what} cannot be read: {first}", fix="name a folder saved by transformers"
+            ) from error
+        raise _problem(
+            path,
+            f"no such folder and not a hub id that can be reached ({first})",
+            fix="name a folder, or an id such as Qwen/Qwen3-0.6B",
+        ) from error
+
+
+def _refuse_bad_folder(path: str) -> None:
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        if path.startswith(("/", ".", "~")) or path.count("/") != 1:
+            raise _problem(
+                path,
+                "no such folder and not a hub id that can be reached",
+                fix="name a folder with a config.json, or an id such as Qwen/Qwen3-0.6B",
+            )
+        return
+    if not (folder / "config.json").is_file():
+        raise _problem(
+            path, "the folder has no config.json", fix="name the folder that holds config.json and *.safetensors"
+        )
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(f.name for pattern in ("*.bin", "*.pt", "*.pth") for f in folder.glob(pattern))
+        found = f"only pickled weights ({', '.join(pickled[:3])})" if pickled else "no weights"
+        raise _problem(
+            path, f"the folder has {found}", fix="save the model again as safetensors: model.save_pretrained(folder)"
+        )
+
+
+def _problem(path: str, message: str, *, fix: str) -> ConfigError:
+    return ConfigError([Problem("model.path", path, message, fix)])
+
+
+def _matmul_parameters(shell: Any, facts: Mapping[str, Any]) -> int:
+    outside = {id(shell.get_input_embeddings().weight), id(shell.get_output_embeddings().weight)}
+    active = facts.get("num_experts_per_tok") or 1
+    total = 0
+    for parameter in shell.parameters():
+        if id(parameter) not in outside and parameter.ndim >= 2:
+            # Experts are held as [experts, in, out]; a token passes through a few of them.
+            total += parameter.numel() * active // parameter.shape[0] if parameter.ndim == 3 else parameter.numel()
+    return total
+
+
+def _windows(facts: Mapping[str, Any]) -> tuple[int | None, ...]:
+    window = facts.get("sliding_window")
+    kinds = facts.get("layer_types")
+    if kinds is None:
+        return (window,) * int(facts["num_hidden_layers"])
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _mend_generation(generation: Any, path: str) -> None:
+    """Unset what cannot be saved and has no effect; a run must not fail in its last call."""
+    try:
+        generation.validate(strict=True)
+        return
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0]
+    if generation.do_sample is not True:
+        unset = [name for name in SAMPLING if generation.to_dict().get(name) is not None]
+        log.warning(
+            "%s: generation_config.json: %s without do_sample has no effect and is left out of exports",
+            path,
+            ", ".join(unset),
+        )
+        for name in unset:
+            setattr(generation, name, None)
+    try:
+        generation.validate(strict=True)
+    except ValueError as error:
+        raise _problem(
+            path, f"its generation_config.json is not valid: {first}", fix="mend or delete generation_config.json"
+        ) from error

@@ -1,0 +1,202 @@
+"""Hidden states become the summed cross-entropy of the targets. Its rule: no logits where there is no target.
+
+:class:`LossModel` puts the loss inside the model's forward, because FSDP holds the head's weight whole only there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, one_hot
+
+from burnish.models.attention import Segments
+
+Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
+CHUNK_ELEMENTS = 2**26
+"""Logits that exist at one time: 256 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a model does to its logits after the matrix product."""
+
+    scale: float = 1.0
+    """Factor."""
+    softcap: float | None = None
+    """Bounds them: ``softcap * tanh(logits / softcap)``."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Head":
+        """Read from a text model's config: Gemma 2 and 3 cap, Cohere multiplies, Granite divides."""
+        scale = float(config.get("logit_scale") or 1.0) / float(config.get("logits_scaling") or 1.0)
+        return cls(scale, config.get("final_logit_softcapping"))
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """``logits`` as the model gives them, in float32."""
+        logits = logits.float() * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def backward(self, d_logits: Tensor, logits: Tensor) -> Tensor:
+        """The gradient before :meth:`apply`, from that of its result ``logits``; overwrites ``d_logits``."""
+        if self.softcap is not None:
+            d_logits *= 1 - (logits / self.softcap) ** 2
+        return d_logits if self.scale == 1 else d_logits.mul_(self.scale)
+
+
+def segment_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    target_ids: Tensor,
+    target_sources: Tensor,
+    num_sources: int,
+    head: Head,
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy summed over the targets.
+
+    Args:
+        hidden: [targets, width] the last hidden states at positions that predict a target, and only these.
+        weight: [vocabulary, width] of the head.
+        bias: [vocabulary] of the head, if it has one.
+        target_ids: [targets] int64 token to predict.
+        target_sources: [targets] int64 number of the source of each.
+        num_sources: how many there are.
+        head: what follows the matrix product.
+
+    Returns:
+        The sum as a float32 scalar to go backward from, and the sums by source [num_sources] float32, without a graph.
+        Without targets both are 0; going backward then gives zero gradients.
+    """
+    job = _Job(target_ids, target_sources, num_sources, head, torch.is_grad_enabled())
+    total, sums = _SummedCrossEntropy.apply(hidden, weight, bias, job)  # type: ignore[no-untyped-call]
+    return total, sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    target_ids: Tensor
+    target_sources: Tensor
+    num_sources: int
+    head: Head
+    with_gradients: bool
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """Makes the gradients during the forward, chunk by chunk, so that no logits are kept or computed twice."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: _Job) -> tuple[Tensor, Tensor]:
+        gradients = _empty_gradients(hidden, weight, bias) if job.with_gradients else (None, None, None)
+        losses = torch.empty(len(job.target_ids), dtype=torch.float32, device=hidden.device)
+        chunk = max(1, CHUNK_ELEMENTS // weight.shape[0])
+        for start in range(0, len(job.target_ids), chunk):
+            part = slice(start, start + chunk)
+            logits = job.head.apply(linear(hidden[part], weight, bias))
+            picked = job.target_ids[part, None]
+            lse = torch.logsumexp(logits, -1, keepdim=True)
+            losses[part] = (lse - logits.gather(1, picked))[:, 0]
+            if job.with_gradients:
+                d_logits = torch.exp(logits - lse).scatter_add_(1, picked, torch.full_like(lse, -1))
+                d_logits = job.head.backward(d_logits, logits).to(weight.dtype)
+                _add_gradients(gradients, d_logits, hidden=hidden, weight=weight, part=part)
+        # A product, not a scatter: its order of summation is fixed on every device.
+        sums = (one_hot(job.target_sources, job.num_sources).t().double() @ losses.double()).float()
+        ctx.gradients = gradients
+        ctx.dtype = weight.dtype
+        ctx.mark_non_differentiable(sums)
+        return losses.double().sum().float(), sums
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        outer = gradients[0]
+        scaled = [None if g is None else g.mul_(outer).to(ctx.dtype) for g in ctx.gradients]
+        ctx.gradients = None
+        return (*scaled, None)
+
+
+def _empty_gradients(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Gradients:
+    """Sums over many tokens are kept in float32, whatever the dtype of the weights."""
+    return (
+        torch.empty_like(hidden) if hidden.requires_grad else None,
+        torch.zeros_like(weight, dtype=torch.float32) if weight.requires_grad else None,
+        torch.zeros_like(bias, dtype=torch.float32) if bias is not None and bias.requires_grad else None,
+    )
+
+
+def _add_gradients(gradients: Gradients, d_logits: Tensor, *, hidden: Tensor, weight: Tensor, part: slice) -> None:
+    d_hidden, d_weight, d_bias = gradients
+    if d_hidden is not None:
+        torch.mm(d_logits, weight, out=d_hidden[part])
+    if d_weight is not None and d_weight.dtype == d_logits.dtype:
+        d_weight.addmm_(d_logits.t(), hidden[part])
+    elif d_weight is not None:
+        d_weight += d_logits.t() @ hidden[part]
+    if d_bias is not None:
+        d_bias += d_logits.sum(0, dtype=torch.float32)
+
+
+class LossModel(nn.Module):
+    """A causal language model whose forward ends in the loss."""
+
+    def __init__(self, model: Any, *, num_sources: int) -> None:
+        super().__init__()
+        self.model = model
+        self.num_sources = num_sources
+        self.text_config: dict[str, Any] = model.config.get_text_config().to_dict()
+        self.head = Head.of(self.text_config)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        position_ids: Tensor,
+        segments: Segments,
+        target_positions: Tensor,
+        target_ids: Tensor,
+        target_sources: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The loss of a micro-batch, as :func:`segment_loss` gives it.
+
+        Args:
+            input_ids: [rows, length] int64
+            position_ids: [rows, length] int64, from 0 in each segment
+            segments: their bounds
+            target_positions: [targets] int64 into the flattened rows: where a target is predicted
+            target_ids: [targets] int64
+            target_sources: [targets] int64
+        """
+        hidden = self._hidden(input_ids, position_ids, segments).flatten(0, 1).index_select(0, target_positions)
+        output = self.model.get_output_embeddings()
+        return segment_loss(
+            hidden,
+            output.weight,
+            output.bias,
+            target_ids=target_ids,
+            target_sources=target_sources,
+            num_sources=self.num_sources,
+            head=self.head,
+        )
+
+    def logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
+        """[rows, length, vocabulary] float32, by this module's own head."""
+        output = self.model.get_output_embeddings()
+        return self.head.apply(output(self._hidden(input_ids, position_ids, segments)))
+
+    def native_logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
+        """[rows, length, vocabulary] float32, by the model's own forward."""
+        output = self.model(input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False)
+        return output.logits.float()  # type: ignore[no-any-return]
+
+    def last_logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
+        """[rows, vocabulary] float32, of each row's last token."""
+        hidden = self._hidden(input_ids, position_ids, segments)[:, -1]
+        return self.head.apply(self.model.get_output_embeddings()(hidden))
+
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
+        output = self.model.base_model(
+            input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False
+        )
+        return output.last_hidden_state  # type: ignore[no-any-return]
