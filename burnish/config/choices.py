@@ -32,3 +32,84 @@ class Schedule(StrEnum):
     COSINE = "cosine"
     WSD = "wsd"
     INVERSE_SQRT = "inverse_sqrt"
+
+
+class Strategy(StrEnum):
+    """The backend that spreads the model."""
+
+    FSDP = "fsdp"
+    MEGATRON = "megatron"
+
+
+class LauncherName(StrEnum):
+    """Who starts the processes of a run."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+class Attention(StrEnum):
+    """How attention is computed."""
+
+    AUTO = "auto"
+    """The fastest that isolates packed rows on this device."""
+    FLASH = "flash"
+    FLEX = "flex"
+    SDPA = "sdpa"
+
+
+class Dtype(StrEnum):
+    """Floating-point formats of weights and reductions."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+class OptimizerName(StrEnum):
+    """The update rule."""
+
+    ADAMW = "adamw"
+
+
+class SamplerName(StrEnum):
+    """The order in which rows are drawn."""
+
+    RANDOM = "random"
+    SEQUENTIAL = "sequential"
+    CUSTOM = "custom"
+    """The class that ``sampler_class_path`` names."""
+
+
+class ImageReading(StrEnum):
+    """When images become pixels."""
+
+    PIXELS = "pixels"
+    """While the rows are tokenized; the store holds them."""
+    LAZY = "lazy"
+    """In the reader threads; the store holds where the image lies."""
+
+
+class TrackerName(StrEnum):
+    """Where metrics go beside ``metrics.jsonl``."""
+
+    CONSOLE = "console"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+    TRACKIO = "trackio"
+
+
+class ModelPart(StrEnum):
+    """A part of a vision-language model."""
+
+    VISION = "vision"
+    PROJECTOR = "projector"
+    LANGUAGE = "language"
+
+
+class Purpose(StrEnum):
+    """What a config is read for; it decides which data it must name."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    TOKENIZE = "tokenize"

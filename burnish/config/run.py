@@ -1,0 +1,90 @@
+"""SFTConfig: every key of a run, flat at the root, with sections for the model, the placement and the backends."""
+
+import json
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Annotated, Any
+
+from pydantic import ValidationError
+
+from burnish.config.choices import LauncherName, Strategy
+from burnish.config.data import DataKeys
+from burnish.config.explain import explain
+from burnish.config.loop import BatchKeys, CheckpointKeys, EvalKeys, LogKeys
+from burnish.config.model import ModelConfig
+from burnish.config.optimizer import OptimizerConfig
+from burnish.config.parallel import FsdpConfig, MegatronConfig, PlacementConfig
+from burnish.config.section import Section, keys_of
+from burnish.config.values import Whole, one_of, within
+from burnish.errors import ConfigError
+
+
+class RunKeys(Section):
+    """Model, optimizer and devices"""
+
+    model: ModelConfig
+    optimizer_config: OptimizerConfig = OptimizerConfig()
+    strategy: Annotated[Strategy, one_of(Strategy)] = Strategy.FSDP
+    """The backend: FSDP2 or Megatron Core."""
+    placement: PlacementConfig = PlacementConfig()
+    launcher: Annotated[LauncherName, one_of(LauncherName)] = LauncherName.LOCAL
+    """Who starts the processes; under torchrun or SLURM the process is a rank already."""
+    sequence_parallel_size: Annotated[Whole, within(">= 1")] = 1
+    """Ranks that share each row's tokens (Ulysses), on FSDP only."""
+    fsdp_config: FsdpConfig = FsdpConfig()
+    megatron_config: MegatronConfig = MegatronConfig()
+
+
+class SFTConfig(LogKeys, CheckpointKeys, EvalKeys, BatchKeys, DataKeys, RunKeys):
+    """Everything that decides a run. Sections are given as mappings: ``SFTConfig(model={"path": "..."})``.
+
+    Raises:
+        ConfigError: keys that do not exist or values that cannot be read, all of them at once.
+            The rules between keys are checked by ``find_problems``.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**({"model": {}} | values))
+        except ValidationError as error:
+            raise ConfigError(explain(error, known=key_names())) from None
+
+    @property
+    def explicit_keys(self) -> frozenset[str]:
+        """Dotted names of the keys that were given a value, be it the default."""
+        return frozenset(_explicit(self))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Every key and its value, JSON-ready; ``SFTConfig(**plain)`` is equal to this config."""
+        return self.model_dump(mode="json")
+
+    def to_plain_explicit(self) -> dict[str, Any]:
+        """The same for ``explicit_keys`` only; read back, the same keys are explicit."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    def to_yaml(self) -> str:
+        """The effective config, a dotted key a line: those given, then the defaults as comments. It reads back."""
+        explicit = self.explicit_keys
+        values = {name: _plain(attrgetter(name)(self)) for name in key_names()}
+        lines = {name: f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()}
+        given = [lines[name] for name in lines if name in explicit]
+        defaults = [f"# {lines[name]}" for name in lines if name not in explicit]
+        return "\n".join([*given, "", "# defaults", *defaults, ""])
+
+
+def key_names() -> tuple[str, ...]:
+    """The dotted name of every key that holds a value."""
+    return tuple(key.name for key in keys_of(SFTConfig))
+
+
+def _explicit(section: Section, prefix: str = "") -> Iterator[str]:
+    for name in section.model_fields_set:
+        value = attrgetter(name)(section)
+        if isinstance(value, Section):
+            yield from _explicit(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
