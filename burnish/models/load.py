@@ -156,7 +156,7 @@ def _read(what: str, path: str, **settings: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     reader: Any = {"config": AutoConfig, "tokenizer": AutoTokenizer, "model": AutoModelForCausalLM}[what]
     try:
         return reader.from_pretrained(path, **settings)

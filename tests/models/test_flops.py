@@ -1,0 +1,46 @@
+from dataclasses import replace
+
+import pytest
+
+from burnish.models.flops import peak_flops, step_flops
+from burnish.models.load import read_card
+
+
+def test_parts_of_a_step(model_dir):
+    card = read_card(str(model_dir))
+    # 6 a weight and token; 6 a weight of the head and target; 12 a pair, head dimension, head and layer.
+    expected = 6 * 18432 * 30 + 6 * 32 * 128 * 5 + 12 * 4 * 8 * 2 * (10**2 / 2 + 20**2 / 2)
+    assert step_flops(card, lengths=[10, 20], num_targets=5) == expected
+
+
+def test_attention_is_of_each_segment(model_dir):
+    card = read_card(str(model_dir))
+    one, two = (step_flops(card, lengths=lengths, num_targets=0) for lengths in ([40], [20, 20]))
+    assert one - two == 12 * 4 * 8 * 2 * (40**2 - 2 * 20**2) / 2
+
+
+def test_a_window_bounds_attention(model_dir):
+    card = read_card(str(model_dir))
+    narrow = replace(card, windows=(8, 8))
+    pairs = sum(min(i, 8) for i in range(1, 1001))
+    saved = step_flops(card, lengths=[1000], num_targets=0) - step_flops(narrow, lengths=[1000], num_targets=0)
+    assert saved == pytest.approx(12 * 4 * 8 * 2 * (1000 * 1001 / 2 - pairs), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA GeForce RTX 4090", 165),
+    ],
+)
+def test_peak_of_known_devices(name, teraflops):
+    assert peak_flops(name) == teraflops * 1e12
+
+
+def test_peak_of_an_unknown_device():
+    assert peak_flops("Some CPU") is None
