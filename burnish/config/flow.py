@@ -5,6 +5,7 @@ Its rule: nothing is cut, converted or guessed. Unquoted text comes back whole a
 """
 
 import json
+import re
 from typing import Any
 
 _CLOSER = {"[": "]", "{": "}"}
@@ -71,7 +72,7 @@ class _Reader:
         items = []
         while not self._closes("]"):
             items.append(self.value(stops=",]"))
-            if items[-1] == Plain(""):
+            if isinstance(items[-1], Plain) and not items[-1]:
                 raise FlowError("an item is empty")
             self._separate("]")
         return items
@@ -136,8 +137,8 @@ class _Reader:
 
 def _unquote(token: str) -> str:
     if token[0] == "'":
-        # Both spellings of a quote inside single quotes; any other backslash is itself, as in YAML.
-        return token[1:-1].replace("''", "'").replace("\\'", "'").replace("\\\\", "\\")
+        # Python's and YAML's spelling of a quote; any other backslash is itself, as in YAML.
+        return re.sub(r"\\([\\'])|''", lambda match: match[1] or "'", token[1:-1])
     try:
         return str(json.loads(token, strict=False))
     except ValueError:

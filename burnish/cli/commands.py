@@ -1,0 +1,167 @@
+"""What each command does: read its config, call one function of the API, print the result, return the exit status."""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from burnish.config import Purpose, SFTConfig, load_config
+from burnish.config.values import read_whole
+from burnish.errors import ConfigError, Problem
+from burnish.log import get_logger
+
+log = get_logger(__name__)
+
+_DONE, _WRONG_INPUT = 0, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The words of a command, sorted."""
+
+    first: str
+    """What stands before the config where a command has such: a checkpoint, or what to inspect."""
+    file: Path | None
+    """RUN.yaml."""
+    overrides: tuple[str, ...]
+    """``key=value`` of config keys."""
+    own: Mapping[str, str]
+    """The command's own keys."""
+    as_json: bool
+
+    def config(self, purpose: Purpose = Purpose.TRAIN) -> SFTConfig:
+        """The config these words name."""
+        return load_config(self.file, self.overrides, purpose=purpose)
+
+    def required(self, key: str) -> str:
+        """The value of one of the command's own keys that must be there."""
+        if not self.own.get(key):
+            raise ConfigError([Problem(key, self.own.get(key), "is required", f"write {key}=...")])
+        return self.own[key]
+
+    def folder(self, key: str) -> Path:
+        """The same as a local path."""
+        path = self.required(key)
+        if "://" in path:
+            message = "writing to object storage is not built yet"
+            raise ConfigError([Problem(key, path, message, "give a local path")])
+        return Path(path)
+
+    def whole(self, key: str) -> int | None:
+        """The same as a number; none when not given."""
+        if key not in self.own:
+            return None
+        try:
+            return read_whole(self.own[key])
+        except ValueError as error:
+            raise ConfigError([Problem(key, self.own[key], str(error), f"write digits, such as {key}=8")]) from None
+
+
+def train(request: Request) -> int:
+    """Train."""
+    config = request.config()
+    log.info("effective config:\n%s", config.to_yaml())
+    from burnish import api
+
+    return api.train(config)
+
+
+def check(request: Request) -> int:
+    """Say what is wrong, or what the run would do."""
+    try:
+        config = request.config()
+    except ConfigError as error:
+        if not request.as_json:
+            raise
+        from burnish.inspect.plan import CheckReport
+
+        _print_json(CheckReport(problems=error.problems).to_json())
+        return _WRONG_INPUT
+    from burnish import api
+
+    with _only_result_on_stdout():
+        report = api.check(config)
+    if request.as_json:
+        _print_json(report.to_json())
+    else:
+        print(report.to_text(), file=sys.stderr if report.problems else sys.stdout)
+    return _WRONG_INPUT if report.problems else _DONE
+
+
+def tokenize(request: Request) -> int:
+    """Write the training data as stores."""
+    out = request.folder("out")
+    config = request.config(Purpose.TOKENIZE)
+    from burnish import api
+
+    with _only_result_on_stdout():
+        folders = api.tokenize(config, out=out)
+    for folder in folders:
+        print(folder)
+    return _DONE
+
+
+def inspect(request: Request) -> int:
+    """Show rows."""
+    if request.first != "rows":
+        message = "not built yet" if request.first else "is missing"
+        raise ConfigError([Problem("inspect", request.first, message, "write burnish inspect rows")])
+    row, sample = request.whole("row"), request.whole("sample")
+    html = request.folder("html") if "html" in request.own else None
+    config = request.config()
+    from burnish.inspect.rows import show_rows
+
+    show_rows(config, row=row, sample=sample, html=html)
+    return _DONE
+
+
+def evaluate(request: Request) -> int:
+    """Evaluate."""
+    config = request.config(Purpose.EVALUATE)
+    from burnish import api
+
+    with _only_result_on_stdout():
+        metrics = api.evaluate(config)
+    if request.as_json:
+        _print_json(metrics)
+        return _DONE
+    for name, values in metrics.items():
+        print(name, *(f"{key}={value:.6g}" for key, value in values.items()), sep="  ")
+    return _DONE
+
+
+def export(request: Request) -> int:
+    """Write a checkpoint as a Hugging Face folder."""
+    if not request.first:
+        raise ConfigError([Problem("CHECKPOINT", None, "is missing", "give the path of a global_step_N folder")])
+    out = request.folder("out")
+    from burnish import api
+
+    with _only_result_on_stdout():
+        folder = api.export(Path(request.first), out=out)
+    print(folder)
+    return _DONE
+
+
+@contextlib.contextmanager
+def _only_result_on_stdout() -> Iterator[None]:
+    """Whatever is printed on the way goes to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(_finite(value), default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with null for numbers that JSON has no word for."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,144 @@
+"""The command line: words in, exit status out. Imports nothing heavy before a command is known to be right."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from burnish.cli import commands
+from burnish.cli.commands import Request
+from burnish.config.docs import help_text
+from burnish.config.read import is_assignment
+from burnish.errors import BurnishError, ConfigError, Problem
+from burnish.log import configure_logging
+
+_WRONG_INPUT, _INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, and how its words are read."""
+
+    sentence: str
+    run: Callable[[Request], int] | None
+    """None: not built yet."""
+    first: str = ""
+    """What stands before the config."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Its own ``key=value`` keys, with what they mean."""
+    has_json: bool = False
+    lists_keys: bool = False
+    """Whether its help lists every config key."""
+
+
+COMMANDS = {
+    "train": Command("train a model", commands.train, lists_keys=True),
+    "check": Command(
+        "say all that is wrong with a config, its model and its data, or what the run would do",
+        commands.check,
+        has_json=True,
+    ),
+    "tokenize": Command(
+        "write the training data as tokenized stores",
+        commands.tokenize,
+        own={"out": "folder to write; required"},
+    ),
+    "inspect": Command(
+        "show decoded rows, their trained tokens coloured (rows); packs, stats, plan, step, memory are not built yet",
+        commands.inspect,
+        first="rows",
+        own={"row": "number of the one row to show", "sample": "how many rows, drawn", "html": "page to write instead"},
+    ),
+    "eval": Command("evaluate model.path, or the checkpoint resume_from", commands.evaluate, has_json=True),
+    "export": Command(
+        "write a checkpoint as a Hugging Face folder",
+        commands.export,
+        first="CHECKPOINT",
+        own={"out": "folder to write; required"},
+    ),
+    "report": Command("write a run's curves as a page (not built yet)", None),
+    "bench": Command("measure throughput (not built yet)", None),
+}
+
+
+def run() -> NoReturn:
+    """The entry point: ``main`` as the exit status of the process."""
+    sys.exit(main())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: the words after ``burnish``; none is those of this process.
+
+    Returns:
+        0 done, 2 wrong input, 130 or 143 interrupted. A fault of our own is raised: Python then exits with 1.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    configure_logging(rank=0)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if words else _WRONG_INPUT
+    try:
+        return _run_command(words[0], words[1:])
+    except BurnishError as error:
+        print(error, file=sys.stderr)
+        return _WRONG_INPUT
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _run_command(name: str, words: Sequence[str]) -> int:
+    command = COMMANDS.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0) or ["train"]
+        raise ConfigError([Problem("command", name, "there is no such command", f"write burnish {near[0]}")])
+    parser = _parser(name, command)
+    try:
+        options = parser.parse_intermixed_args(words)
+    except SystemExit as stop:
+        # argparse has printed the help, or what is wrong with an option.
+        return int(stop.code or 0)
+    if command.run is None:
+        raise ConfigError([Problem("command", name, "is not built yet", "see burnish --help for those that are")])
+    return command.run(_sorted(command, options.words, as_json=command.has_json and options.json))
+
+
+def _sorted(command: Command, words: Sequence[str], *, as_json: bool) -> Request:
+    rest = list(words)
+    first = rest.pop(0) if command.first and rest and not is_assignment(rest[0]) else ""
+    file = Path(rest.pop(0)) if rest and not is_assignment(rest[0]) else None
+    assigned = [(word, *word.partition("=")[::2]) for word in rest]
+    own = {key: value for _, key, value in assigned if key in command.own}
+    overrides = tuple(word for word, key, _ in assigned if key not in command.own)
+    return Request(first=first, file=file, overrides=overrides, own=own, as_json=as_json)
+
+
+def _parser(name: str, command: Command) -> argparse.ArgumentParser:
+    notes = [f"  {key}=...   {meaning}" for key, meaning in command.own.items()]
+    if notes:
+        notes.insert(0, "Its own keys:")
+    notes.append(help_text() if command.lists_keys else "\nburnish train --help lists the config keys.")
+    before = f"{command.first} " if command.first else ""
+    parser = argparse.ArgumentParser(
+        prog=f"burnish {name}",
+        usage=f"burnish {name} {before}[RUN.yaml] [key=value ...]" + (" [--json]" if command.has_json else ""),
+        description=command.sentence[0].upper() + command.sentence[1:] + ".",
+        epilog="\n".join(notes),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    if command.has_json:
+        parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.sentence}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: burnish COMMAND [RUN.yaml] [key=value ...]", "", *lines, "", "burnish COMMAND --help"])

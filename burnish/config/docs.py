@@ -1,0 +1,157 @@
+"""The config classes and the error classes become ``--help``, docs/config.md and docs/errors.md.
+
+``python -m burnish.config.docs [FOLDER]`` writes the two pages.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import get_args
+
+from pydantic import AfterValidator
+from pydantic.fields import FieldInfo
+
+from burnish import errors
+from burnish.config.data import DataKeys
+from burnish.config.loop import BatchKeys, CheckpointKeys, EvalKeys, LogKeys
+from burnish.config.run import RunKeys
+from burnish.config.section import Section, keys_of
+from burnish.config.values import Limits, Words
+
+_GROUPS: tuple[type[Section], ...] = (RunKeys, DataKeys, BatchKeys, EvalKeys, CheckpointKeys, LogKeys)
+
+_CONFIG_PAGE = """\
+# Config keys
+
+Generated from the config classes by `python -m burnish.config.docs`; do not edit.
+
+A RUN.yaml holds these keys, nested or dotted. `key=value` on the command line replaces one value and nothing beside it;
+of a key given twice there the last counts, with a notice. `num_steps` on the command line replaces `num_epochs` of the
+file, and the other way round.
+
+* A value is read by the type of its key: text is everything after the first `=`, so `run_name=007` is `007`.
+* `None` and `null` mean none for a key that may be none; for a list they mean the empty list; `resume_from=` is empty.
+* Lists and mappings take Python's and YAML's spelling: `"['a','b']"`, `[a, b]`, `'{{n: 40}}'`. A bare value is a list of one.
+* Whole numbers may be written `1e3`; a leading zero is an error. Flags are true, false, yes, no, 1 or 0.
+* In a mapping that is passed on (such as `sampler_kwargs`), unquoted text that looks like a number or a flag is one.
+* `data/val` in `eval_datasets` is a hub id, and its eval set `data_val`; `./data/val` is a folder, and its eval set `val`.
+{groups}"""
+
+_ERRORS_PAGE = """\
+# Errors and exit codes
+
+Generated from the error classes by `python -m burnish.config.docs`; do not edit.
+
+A text reads `where: what is wrong, with the values`, then `fix: what to do`.
+
+| class | below | when |
+|---|---|---|
+{classes}
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | a fault of Burnish; the traceback is printed |
+| 2 | something to mend in the config, the data, the storage, a checkpoint or the launch; the message is printed |
+| 130 | interrupted by SIGINT, after saving |
+| 143 | stopped by SIGTERM, after saving |
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyText:
+    """One key, as it is documented."""
+
+    name: str
+    """Dotted."""
+    kind: str
+    default: str
+    sentence: str
+
+
+def key_groups() -> Iterator[tuple[str, tuple[KeyText, ...]]]:
+    """(title, keys) of each part of the config."""
+    for group in _GROUPS:
+        own = (key for key in keys_of(group))
+        yield inspect.cleandoc(group.__doc__ or ""), tuple(_describe(key.name, key.field) for key in own)
+
+
+def help_text() -> str:
+    """Every key with its default and its sentence, for a terminal."""
+    lines = []
+    for title, keys in key_groups():
+        lines += ["", f"{title}:"]
+        for key in keys:
+            default = key.default if key.default == "required" else f"default {key.default}"
+            lines += [f"  {key.name}   ({key.kind}; {default})", f"      {key.sentence}"]
+    return "\n".join(lines)
+
+
+def config_page() -> str:
+    """docs/config.md."""
+    groups = []
+    for title, keys in key_groups():
+        rows = [f"| `{k.name}` | {k.kind} | {_code(k.default)} | {k.sentence} |" for k in keys]
+        groups.append(
+            "\n".join([f"\n## {title}\n", "| key | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+        )
+    return _CONFIG_PAGE.format(groups="".join(groups))
+
+
+def errors_page() -> str:
+    """docs/errors.md."""
+    found = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.BurnishError)]
+    rows = [
+        f"| `{kind.__name__}` | `{kind.__base__.__name__}` | {_sentence(kind)} |" for kind in found if kind.__base__
+    ]
+    return _ERRORS_PAGE.format(classes="\n".join(rows))
+
+
+def write_pages(folder: Path) -> None:
+    """Write both pages into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.md").write_text(config_page(), encoding="utf-8")
+    (folder / "errors.md").write_text(errors_page(), encoding="utf-8")
+
+
+def _describe(name: str, field: FieldInfo) -> KeyText:
+    default = "required" if field.is_required() else _spell(field.get_default(call_default_factory=True))
+    return KeyText(name, _kind(field), default, field.description or "")
+
+
+def _kind(field: FieldInfo) -> str:
+    words = [item.text for item in field.metadata if isinstance(item, Words)]
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+    members = [member for kind in kinds if issubclass(kind, StrEnum) for member in kind]
+    optional = " or none" if members and type(None) in kinds else ""
+    text = words[0] if words else ", ".join(members) + optional
+    limits = [item.func for item in field.metadata if isinstance(item, AfterValidator)]
+    rules = [rule for limit in limits if isinstance(limit, Limits) for rule in limit.rules]
+    return f"{text} {' and '.join(rules)}".strip()
+
+
+def _spell(value: object) -> str:
+    """A default, as it is written on the command line."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return str(value) or "empty"
+    if isinstance(value, tuple):
+        return f"[{', '.join(str(item) for item in value)}]"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _code(default: str) -> str:
+    return default if default in ("required", "none", "empty") else f"`{default}`"
+
+
+def _sentence(kind: type) -> str:
+    return " ".join(inspect.cleandoc(kind.__doc__ or "").split())
+
+
+if __name__ == "__main__":
+    write_pages(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
