@@ -120,7 +120,7 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, trust_remote_co
         attn_implementation=register(),
         use_safetensors=True,
     )
-    if not type(model)._supports_attention_backend:
+    if not type(model)._can_set_attn_implementation():
         raise _problem(
             path,
             f"{type(model).__name__} does not use the attention interface of transformers",

@@ -20,15 +20,16 @@ LENGTH = 12
 @torch.no_grad()
 def head_problem(model: LossModel, *, device: torch.device, dtype: torch.dtype) -> str:
     """Why the loss would not be this model's: its own logits are not those the loss is made of."""
+    if "chunked_attention" in (model.text_config.get("layer_types") or ()):
+        return "its chunked_attention layers are not plain causal attention"
     ids, _ = _two_rows(model, device=device)
     inputs = _inputs(Segments.whole(1, length=LENGTH), device=device)
     native = model.native_logits(ids, **inputs)
-    size = native.abs().max()
-    error = float((model.logits(ids, **inputs) - native).abs().max() / size)
+    error = float((model.logits(ids, **inputs) - native).norm() / native.norm())
     if not error <= _tolerance(dtype):
         return f"its logits are not its head times its hidden states (they differ by {error:.1e} of their size)"
     model.model.set_attn_implementation("eager")
-    error = float((model.native_logits(ids, **inputs) - native).abs().max() / size)
+    error = float((model.native_logits(ids, **inputs) - native).norm() / native.norm())
     model.model.set_attn_implementation(NAME)
     if not error <= _tolerance(dtype):
         return f"its attention is not plain causal attention (logits differ by {error:.1e} of their size)"
@@ -48,15 +49,16 @@ def isolation_problem(model: LossModel, *, device: torch.device, dtype: torch.dt
     half = LENGTH // 2
     second[:, half:] = first[:, half:]
     inputs = _inputs(Segments.of(np.repeat(np.array([[1, 2]], np.int32), half, axis=1)), device=device)
-    change = (model.logits(first, **inputs) - model.logits(second, **inputs)).abs()
-    error = float(change[:, half:].max() / change[:, :half].max())
+    change = model.logits(first, **inputs) - model.logits(second, **inputs)
+    error = float(change[:, half:].norm() / change[:, :half].norm())
     if not error <= _tolerance(dtype):
         return f"other tokens in one segment change the logits of the next ({error:.1e} of the change of their own)"
     return ""
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    return 1e-4 if dtype == torch.float32 else 3e-2
+    """Two ways to compute the same differ by 1e-6 in float32; in bfloat16 by some percent in a deep model."""
+    return 1e-4 if dtype == torch.float32 else 0.1
 
 
 def _inputs(segments: Segments, *, device: torch.device) -> dict[str, Any]:

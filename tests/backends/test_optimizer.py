@@ -10,7 +10,9 @@ from burnish.errors import ConfigError
 
 
 def rates(schedule, *, num_steps=12, **settings):
-    return [learning_rate(s, schedule=schedule, lr=1.0, num_steps=num_steps, **settings) for s in range(1, num_steps + 1)]
+    return [
+        learning_rate(s, schedule=schedule, lr=1.0, num_steps=num_steps, **settings) for s in range(1, num_steps + 1)
+    ]
 
 
 def test_linear_literal():

@@ -104,3 +104,9 @@ def test_a_mask_is_refused():
     q = torch.zeros(1, 1, 3, 4)
     with pytest.raises(BurnishError, match="asks for attention_mask"):
         segment_attention(torch.nn.Identity(), q, q, q, torch.ones(1), segments=Segments.whole(1, length=3))
+
+
+def test_chunked_layers_are_refused_even_alone():
+    model = LossModel(tiny("qwen3"), num_sources=1)
+    model.text_config["layer_types"] = ["chunked_attention", "full_attention"]
+    assert head_problem(model, **CPU) == "its chunked_attention layers are not plain causal attention"

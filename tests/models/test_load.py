@@ -52,7 +52,7 @@ def test_pickled_weights_are_refused(model_dir, tmp_path):
 
 
 def test_a_folder_without_config_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="no config.json"):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
         read_card(str(tmp_path))
 
 

@@ -39,9 +39,7 @@ def distance(a, b):
 def test_loss_and_gradients_equal_cross_entropy(head, bias, chunk, monkeypatch):
     monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", chunk * VOCABULARY)
     hidden, weight, offset, ids, sources = case(bias=bias)
-    total, sums = segment_loss(
-        hidden, weight, offset, target_ids=ids, target_sources=sources, num_sources=3, head=head
-    )
+    total, sums = segment_loss(hidden, weight, offset, target_ids=ids, target_sources=sources, num_sources=3, head=head)
     (total / 7).backward()
     losses, d_hidden, d_weight, d_bias = reference(hidden, weight, offset, ids, head)
     assert total.item() == pytest.approx(float(losses.sum()), rel=1e-6)
@@ -94,7 +92,7 @@ def test_sums_over_micro_batches_divide_by_all_targets(micro_batches):
         # With logits (0, h) the loss of token 0 is log(1 + exp(h)).
         hidden = torch.tensor([[math.log(math.exp(value) - 1)] for value in losses])
         zeros = torch.zeros(len(losses), dtype=torch.int64)
-        total += (
-            segment_loss(hidden, weight, None, target_ids=zeros, target_sources=zeros, num_sources=1, head=Head())[0].item()
-        )
+        total += segment_loss(hidden, weight, None, target_ids=zeros, target_sources=zeros, num_sources=1, head=Head())[
+            0
+        ].item()
     assert total / 4 == pytest.approx(1.75, abs=1e-6)
