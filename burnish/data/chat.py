@@ -1,0 +1,302 @@
+"""A raw row becomes a conversation, or a reason why it cannot be used.
+
+The rule: what is absent stays absent. Nulls and NaN are never turned into text.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from burnish.data.rows import RawRows
+from burnish.errors import DataError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+"""Names a message's reasoning goes by; templates read the first, some the second."""
+ALPACA_KEYS = ("instruction", "output")
+DEFAULT_MESSAGES_KEY, DEFAULT_TOOLS_KEY, DEFAULT_SYSTEM_KEY = "messages", "tools", "system"
+
+Message: TypeAlias = dict[str, Any]
+
+
+class Kind(StrEnum):
+    """How the rows of a dataset hold a conversation."""
+
+    CHAT = "chat"
+    """A list of messages."""
+    ALPACA = "alpaca"
+    """``instruction``, ``input``, ``output``."""
+
+
+class DropReason(StrEnum):
+    """Why a row cannot be used."""
+
+    NO_TARGET = "no_target"
+    """No token of the trained turns is left, or the only one stands at position 0."""
+    NO_ASSISTANT = "no_assistant"
+    EMPTY_PROMPT = "empty_prompt"
+    EMPTY_REPLY = "empty_reply"
+    """The last assistant turn says nothing."""
+    IMAGE_TOO_LONG = "image_too_long"
+    TOO_LONG = "too_long"
+    UNPROVEN_SPAN = "unproven_span"
+    """Which tokens are the assistant's own could not be proven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A row that is not used."""
+
+    reason: DropReason
+    detail: str
+    """What was found in this row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One row, ready for a chat template."""
+
+    messages: tuple[Message, ...]
+    """No value is null; tool call arguments are objects; content is text or absent."""
+    tools: tuple[dict[str, Any], ...]
+    """Schemas of the tools; empty for none."""
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReader:
+    """Reads the rows of one dataset."""
+
+    kind: Kind
+    messages_key: str
+    tools_key: str
+    system_key: str
+    nulls_are_padding: bool
+
+    def read(self, row: dict[str, Any]) -> Conversation | Dropped:
+        """The conversation of ``row``.
+
+        Raises:
+            DataError: the row has another form than rows of this kind have; says where in the row.
+        """
+        found = self._alpaca(row) if self.kind is Kind.ALPACA else self._chat(row)
+        if isinstance(found, Dropped):
+            return found
+        system = row.get(self.system_key)
+        if not is_blank(system) and found[0]["role"] not in ("system", "developer"):
+            found = [{"role": "system", "content": _text(system, self.system_key)}, *found]
+        last = next((message for message in reversed(found) if message["role"] == "assistant"), None)
+        if last is None:
+            return Dropped(DropReason.NO_ASSISTANT, f"roles {', '.join(message['role'] for message in found)}")
+        if not says_something(last):
+            return Dropped(DropReason.EMPTY_REPLY, "the last assistant turn is empty")
+        return Conversation(tuple(found), self._tools(row.get(self.tools_key)), self.kind)
+
+    def _chat(self, row: dict[str, Any]) -> list[Message] | Dropped:
+        stored = row.get(self.messages_key)
+        messages = _parsed(stored, self.messages_key)
+        padded = self.nulls_are_padding and not isinstance(stored, str)
+        if is_missing(messages) or messages == []:
+            return Dropped(DropReason.NO_ASSISTANT, f"{self.messages_key} is empty")
+        if not isinstance(messages, list):
+            problem = f"is {type(messages).__name__}, not a list of messages"
+            raise DataError(self.messages_key, problem, fix="store a list of {role, content}")
+        return [
+            read_message(message, where=f"message {i}", nulls_are_padding=padded) for i, message in enumerate(messages)
+        ]
+
+    def _alpaca(self, row: dict[str, Any]) -> list[Message] | Dropped:
+        instruction, given, output = row.get("instruction"), row.get("input"), row.get("output")
+        if is_blank(instruction):
+            return Dropped(DropReason.EMPTY_PROMPT, f"instruction is {instruction!r}")
+        if is_blank(output):
+            return Dropped(DropReason.EMPTY_REPLY, f"output is {output!r}")
+        prompt = _text(instruction, "instruction")
+        if not is_blank(given):
+            prompt += "\n\n" + _text(given, "input")
+        return [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": _text(output, "output")},
+        ]
+
+    def _tools(self, tools: Any) -> tuple[dict[str, Any], ...]:
+        where = self.tools_key
+        padded = self.nulls_are_padding and not isinstance(tools, str)
+        tools = _parsed(tools, where)
+        if is_missing(tools):
+            return ()
+        tools = [tools] if isinstance(tools, dict) else tools
+        if not isinstance(tools, list):
+            raise DataError(where, f"is {tools!r:.80}", fix="store a list of tool schemas, or its JSON text")
+        return tuple(_tool(tool, where, nulls_are_padding=padded) for tool in tools)
+
+
+def chat_reader(
+    rows: RawRows, *, name: str, messages_key: str | None, tools_key: str | None, system_key: str | None
+) -> ChatReader:
+    """How to read ``rows``; messages win where a dataset has both kinds.
+
+    Args:
+        rows: the dataset.
+        name: of the dataset, for messages.
+        messages_key: the column of the messages; must exist when given, ``messages`` when ``None``.
+        tools_key: the same for the tools.
+        system_key: the same for the system prompt.
+
+    Raises:
+        DataError: a key that is given does not exist, or the rows are of neither kind.
+    """
+    columns = ", ".join(rows.column_names) or "none"
+    for key, column in (("messages_key", messages_key), ("tools_key", tools_key), ("system_key", system_key)):
+        if column is not None and not rows.has_column(column):
+            raise DataError(name, f"{key}={column!r}, but the columns are {columns}", fix=f"set {key} to one of them")
+    if rows.has_column(messages_key or DEFAULT_MESSAGES_KEY):
+        kind = Kind.CHAT
+    elif all(rows.has_column(column) for column in ALPACA_KEYS):
+        kind = Kind.ALPACA
+    else:
+        raise DataError(name, f"neither chat nor Alpaca rows; the columns are {columns}", fix=_fix_columns(rows))
+    return ChatReader(
+        kind=kind,
+        messages_key=messages_key or DEFAULT_MESSAGES_KEY,
+        tools_key=tools_key or DEFAULT_TOOLS_KEY,
+        system_key=system_key or DEFAULT_SYSTEM_KEY,
+        nulls_are_padding=rows.nulls_are_padding,
+    )
+
+
+def read_message(message: Any, *, where: str, nulls_are_padding: bool) -> Message:
+    """A message with a known role, text content, tool calls with objects as arguments, and no nulls.
+
+    Raises:
+        DataError: it is not of that form.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        found = ", ".join(message) if isinstance(message, dict) else repr(message)[:80]
+        fix = "store messages as {role, content}" + ("; rename from/value" if "from" in found else "")
+        raise DataError(where, f"a message needs role and content; found {found}", fix=fix)
+    role = message["role"]
+    if role not in ROLES:
+        raise DataError(where, f"unknown role {role!r}", fix=f"write one of {', '.join(ROLES)}")
+    clean = {key: value for key, value in message.items() if not is_missing(value)}
+    if "content" in clean:
+        clean["content"] = _content(clean["content"], where)
+    if clean.get("tool_calls"):
+        clean["tool_calls"] = _tool_calls(clean["tool_calls"], where, nulls_are_padding)
+    else:
+        clean.pop("tool_calls", None)
+    reasoning = next((clean[key] for key in REASONING_KEYS if key in clean), None)
+    if reasoning is not None:
+        clean = {"thinking": reasoning, **clean, "reasoning_content": reasoning}
+    return clean
+
+
+def says_something(message: Message) -> bool:
+    """Whether an assistant turn has anything to learn: text, a tool call or reasoning."""
+    return any(not is_blank(message.get(key)) for key in ("content", "tool_calls", *REASONING_KEYS))
+
+
+def is_missing(value: Any) -> bool:
+    """Null, or the NaN that tables put where nothing is."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def is_blank(value: Any) -> bool:
+    """Missing, an empty list, or text of blanks only."""
+    return is_missing(value) or value == [] or (isinstance(value, str) and not value.strip())
+
+
+def _content(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        fix = "store text; an object as its JSON text"
+        raise DataError(where, f"content is {type(content).__name__}, not text: {content!r:.80}", fix=fix)
+    return "".join(_part(part, where) for part in content)
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+    if kind == "text" and isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    fix = "give text parts only, {type: text, text: ...}"
+    if kind in ("image", "image_url", "video", "audio"):
+        raise DataError(where, f"a content part of type {kind}: online rows with images are not built yet", fix=fix)
+    raise DataError(where, f"a content part that is not text: {part!r:.80}", fix=fix)
+
+
+def _tool_calls(calls: Any, where: str, nulls_are_padding: bool) -> list[dict[str, Any]]:
+    nulls_are_padding = nulls_are_padding and not isinstance(calls, str)
+    calls = _parsed(calls, f"{where}: tool_calls")
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        fix = "store a list of {type: function, function: {name, arguments}}"
+        raise DataError(where, f"tool_calls is {calls!r:.80}", fix=fix)
+    return [_tool_call(call, f"{where}: tool call {i}", nulls_are_padding) for i, call in enumerate(calls)]
+
+
+def _tool_call(call: dict[str, Any], where: str, nulls_are_padding: bool) -> dict[str, Any]:
+    clean = {key: value for key, value in call.items() if not is_missing(value)}
+    if isinstance(clean.get("function"), dict):
+        return {**clean, "function": _tool_call(clean["function"], where, nulls_are_padding)}
+    if not isinstance(clean.get("name"), str):
+        raise DataError(where, f"has no function name: {call!r:.80}", fix="store {function: {name, arguments}}")
+    given = clean.get("arguments")
+    # A call without arguments is a call with none: some sources write "" or null for {}.
+    arguments = {} if is_blank(given) else _parsed(given, f"{where}: arguments")
+    if not isinstance(arguments, dict):
+        fix = "store an object, or the JSON text of one"
+        raise DataError(where, f"arguments are not an object: {given!r:.80}", fix=fix)
+    if nulls_are_padding and not isinstance(given, str):
+        arguments = _without_nulls(arguments)
+    return {**clean, "arguments": arguments}
+
+
+def _tool(tool: Any, where: str, *, nulls_are_padding: bool) -> dict[str, Any]:
+    padded = nulls_are_padding and not isinstance(tool, str)
+    tool = _parsed(tool, where)
+    if not isinstance(tool, dict):
+        raise DataError(where, f"holds {tool!r:.80}", fix="store each tool as a schema {type: function, function: ...}")
+    if padded:
+        tool = _without_nulls(tool)
+    # A bare function gets the wrapper that every API adds, so that the model sees at inference what it was trained on.
+    return {"type": "function", "function": tool} if "name" in tool and "function" not in tool else tool
+
+
+def _parsed(value: Any, where: str) -> Any:
+    """``value``, or what its JSON text says; blank text says nothing."""
+    if not isinstance(value, str):
+        return value
+    return None if is_blank(value) else _json(value, where)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            where, f"is not JSON ({error}): {text!r:.80}", fix="store an object or valid JSON text"
+        ) from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise DataError(where, f"is {type(value).__name__}, not text: {value!r:.80}", fix="store text")
+
+
+def _fix_columns(rows: RawRows) -> str:
+    if rows.has_column("input_ids"):
+        return "tokenized rows go into pretokenized_dataset_paths"
+    if rows.has_column("conversations"):
+        return "set messages_key=conversations, with messages of {role, content}"
+    return "store messages ({role, content} each) or instruction, input, output; or set messages_key"

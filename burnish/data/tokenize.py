@@ -1,0 +1,232 @@
+"""Conversations become examples: one render, encoded once, its targets proven on the tokens.
+
+The rule: a mask is proven or the row is dropped. Never a shifted mask.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish.config.choices import TrainOnWhat, Truncation
+from burnish.data.chat import Conversation, Dropped, DropReason, says_something
+from burnish.data.example import Example
+from burnish.data.frames import UnprovenError
+from burnish.data.mask import TokenMasker
+from burnish.data.template import TEMPLATE_FAULTS, MarkedTemplate, Span
+from burnish.data.turns import TurnFinder
+from burnish.errors import DataError
+
+NUM_VERIFIED = 32
+"""Rows of a process whose text is compared with what transformers itself renders."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerSettings:
+    """Everything about the tokenizer that decides the rows of a store."""
+
+    model_path: str
+    """Folder or hub id that has the tokenizer."""
+    chat_template: str | None = None
+    """A file or a text in place of the tokenizer's own template."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trust_remote_code: bool = False
+    train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
+    max_length: int | None = None
+    truncation: Truncation = Truncation.RIGHT
+
+    def load(self) -> "ConversationTokenizer":
+        """The tokenizer of these settings."""
+        return ConversationTokenizer(
+            self.model_path,
+            chat_template=self.chat_template,
+            chat_template_kwargs=self.chat_template_kwargs,
+            trust_remote_code=self.trust_remote_code,
+            train_on_what=self.train_on_what,
+            max_length=self.max_length,
+            truncation=self.truncation,
+        )
+
+
+class ConversationTokenizer:
+    """Tokenizes conversations with one tokenizer and one chat template."""
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        chat_template: str | None,
+        chat_template_kwargs: Mapping[str, Any],
+        trust_remote_code: bool,
+        train_on_what: TrainOnWhat,
+        max_length: int | None,
+        truncation: Truncation,
+    ) -> None:
+        """Load the tokenizer of ``model_path``.
+
+        Args:
+            model_path: folder or hub id that has the tokenizer.
+            chat_template: a file or a text in place of the tokenizer's own template.
+            chat_template_kwargs: further variables of the template.
+            trust_remote_code: whether the tokenizer's own code may run.
+            train_on_what: which turns are targets.
+            max_length: tokens a row may have.
+            truncation: what happens to a longer one.
+
+        Raises:
+            DataError: there is no fast tokenizer, or no chat template.
+        """
+        self._tokenizer = _load_tokenizer(model_path, trust_remote_code)
+        if chat_template is not None:
+            self._tokenizer.chat_template = _template_text(chat_template)
+        # A tokenizer.json may carry a truncation of its own, which would cut rows without a word.
+        self._tokenizer.backend_tokenizer.no_truncation()
+        self._tokenizer.backend_tokenizer.no_padding()
+        self._sources = {with_tools: self._source(model_path, with_tools) for with_tools in (False, True)}
+        self._kwargs = dict(chat_template_kwargs)
+        self._finders = self._make_finders()
+        self._masker = TokenMasker(self._tokenizer)
+        self._train_on_what = TrainOnWhat(train_on_what)
+        self._max_length = max_length
+        self._truncation = Truncation(truncation)
+        self._num_to_verify = NUM_VERIFIED
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """Of all in the tokenizer that decides ids."""
+        return _digest([self._tokenizer.backend_tokenizer.to_str(), self._tokenizer.special_tokens_map])
+
+    @property
+    def template_hash(self) -> str:
+        """Of the chat template and its kwargs."""
+        return _digest([self._sources[False], self._sources[True], self._kwargs])
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids, added tokens included."""
+        return len(self._tokenizer)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Such as ``{"eos_token": "<|im_end|>"}``."""
+        return {name: text for name, text in self._tokenizer.special_tokens_map.items() if isinstance(text, str)}
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What a user should know of the template, and of the rows so far."""
+        found = set(self._masker.notices)
+        if any("strftime_now" in source for source in self._sources.values()):
+            found.add("the chat template writes the date of the day it runs; fix it in chat_template_kwargs")
+        for finder in self._finders.values():
+            found |= finder.notices
+        return tuple(sorted(found))
+
+    def encode(self, conversations: Sequence[Conversation]) -> list[Example | Dropped]:
+        """For each conversation its example, or why there is none.
+
+        Raises:
+            DataError: a row is too long and ``truncation`` is ``error``, or transformers renders another text.
+        """
+        found = [self._find(conversation) for conversation in conversations]
+        texts = [each[0] for each in found if not isinstance(each, Dropped)]
+        encodings = iter(self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
+        return [each if isinstance(each, Dropped) else self._example(*each, next(encodings)) for each in found]
+
+    def _find(self, conversation: Conversation) -> tuple[str, list[Span]] | Dropped:
+        replies = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+        if not replies:
+            return Dropped(DropReason.NO_ASSISTANT, "no assistant turn")
+        # An empty turn teaches nothing but to say nothing, so it is no target, wherever it stands.
+        spoken = [turn for turn in replies if says_something(conversation.messages[turn])]
+        turns = spoken if self._train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES else spoken[-1:]
+        finder = self._finders[bool(conversation.tools)]
+        try:
+            text, spans = finder.find(conversation, turns=turns)
+        except UnprovenError as reason:
+            return Dropped(DropReason.UNPROVEN_SPAN, str(reason))
+        self._verify(text, conversation, finder)
+        return text, spans
+
+    def _example(self, text: str, spans: Sequence[Span], encoding: Any) -> Example | Dropped:
+        try:
+            mask = self._masker.mask(text, spans, encoding)
+        except UnprovenError as reason:
+            return Dropped(DropReason.UNPROVEN_SPAN, str(reason))
+        length = len(encoding.ids)
+        if self._max_length is not None and length > self._max_length:
+            if self._truncation is Truncation.ERROR:
+                fix = "raise max_length, or set truncation to right or drop"
+                raise DataError("row", f"has {length} tokens, max_length is {self._max_length}", fix=fix)
+            if self._truncation is Truncation.DROP:
+                return Dropped(DropReason.TOO_LONG, f"{length} tokens")
+        example = Example(np.asarray(encoding.ids, np.int32)[: self._max_length], mask[: self._max_length])
+        if not example.loss_mask[1:].any():
+            return Dropped(DropReason.NO_TARGET, f"{length} tokens, none of the first {len(mask)} is a target")
+        return example
+
+    def _verify(self, text: str, conversation: Conversation, finder: TurnFinder) -> None:
+        if self._num_to_verify == 0:
+            return
+        self._num_to_verify -= 1
+        messages, tools = finder.prepare(conversation.messages), list(conversation.tools) or None
+        expected = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **self._kwargs)
+        if text != expected:
+            problem = f"transformers renders {expected!r:.200} where Burnish renders {text!r:.200}"
+            raise DataError(
+                "chat template", problem, fix="report this with the template and the version of transformers"
+            )
+
+    def _source(self, model_path: str, with_tools: bool) -> str:
+        try:
+            return str(self._tokenizer.get_chat_template(None, [{}] if with_tools else None))
+        except ValueError as error:
+            fix = "set chat_template to a template file or text, or take an instruction-tuned model"
+            raise DataError(model_path, f"its tokenizer has no chat template ({error})", fix=fix) from error
+
+    def _make_finders(self) -> dict[bool, TurnFinder]:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        variables = {**self._tokenizer.special_tokens_map, **self._kwargs}
+        special = [token.content for token in self._tokenizer.added_tokens_decoder.values() if token.special]
+        finders: dict[str, TurnFinder] = {}
+        for source in self._sources.values():
+            if source not in finders:
+                try:
+                    template = MarkedTemplate(_compile_jinja_template(source), source=source)
+                except TEMPLATE_FAULTS as error:
+                    raise DataError(
+                        "chat template", f"does not compile: {error}", fix="correct the template"
+                    ) from error
+                finders[source] = TurnFinder(template, variables=variables, special_tokens=special)
+        return {with_tools: finders[source] for with_tools, source in self._sources.items()}
+
+
+def _load_tokenizer(model_path: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(model_path, f"its tokenizer cannot be loaded ({error})", fix="check model.path") from error
+    if not tokenizer.is_fast:
+        fix = "save it with a tokenizer.json (a fast tokenizer)"
+        raise DataError(model_path, f"its tokenizer is a {type(tokenizer).__name__} without positions", fix=fix)
+    return tokenizer
+
+
+def _template_text(given: str) -> str:
+    """``given`` when it is a template, else the text of the file that it names."""
+    if "{{" in given or "{%" in given or "\n" in given:
+        return given
+    file = Path(given)
+    if not file.is_file():
+        raise DataError(f"chat_template={given}", "is neither a template nor a file", fix="give a Jinja text or a file")
+    return file.read_text(encoding="utf-8")
+
+
+def _digest(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,149 @@
+"""A conversation becomes its text and, in it, what each assistant turn says itself, closing token included.
+
+The rule: each span is checked on the conversation itself, and what cannot be proven is refused.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from burnish.data.chat import REASONING_KEYS, Conversation, Message
+from burnish.data.frames import CALL, RESULT, TOOL, USER, Frame, Probe, UnprovenError, learn_frame, only_block
+from burnish.data.template import TEMPLATE_FAULTS, MarkedTemplate, Rendered, Span
+
+
+class TurnFinder:
+    """Finds the own text of assistant turns under one template."""
+
+    def __init__(
+        self, template: MarkedTemplate, *, variables: Mapping[str, Any], special_tokens: Sequence[str]
+    ) -> None:
+        """Find turns under ``template``.
+
+        Args:
+            template: the chat template.
+            variables: what it is given besides messages and tools.
+            special_tokens: texts that the tokenizer never splits.
+        """
+        self._template = template
+        self._variables = dict(variables)
+        self._special = re.compile("|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True))) or r"(?!)")
+        self._frames: dict[bool, Frame | UnprovenError] = {}
+        self._arguments_as_text = self._wants_text_arguments()
+
+    def find(self, conversation: Conversation, *, turns: Sequence[int]) -> tuple[str, list[Span]]:
+        """The text of ``conversation`` and the span of each of its messages ``turns``, terminator included.
+
+        Raises:
+            UnprovenError: a span cannot be proven, or the template cannot render this.
+        """
+        tools = list(conversation.tools) or None
+        messages = self.prepare(conversation.messages)
+        frame = self.frame(with_tools=tools is not None)
+        rendered = self._render(messages, tools)
+        self._check_words(messages, tools, turns)
+        return rendered.text, [self._span(frame, rendered, messages, turn) for turn in turns]
+
+    def prepare(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as the template gets them: plain copies, tool arguments as text where it wants that."""
+        return [_copy_message(message, self._arguments_as_text) for message in messages]
+
+    def frame(self, *, with_tools: bool) -> Frame:
+        """What the template writes around an assistant's text; learnt once.
+
+        Raises:
+            UnprovenError: no frame can be learnt from this template.
+        """
+        if with_tools not in self._frames:
+            try:
+                self._frames[with_tools] = learn_frame(self._probe(with_tools), self._special)
+            except UnprovenError as reason:
+                self._frames[with_tools] = reason
+        frame = self._frames[with_tools]
+        if isinstance(frame, UnprovenError):
+            raise frame
+        return frame
+
+    @property
+    def notices(self) -> set[str]:
+        """What a user should know of the frames learnt so far."""
+        frames = [frame for frame in self._frames.values() if isinstance(frame, Frame)]
+        found = {
+            "the chat template closes no assistant turn; the end is not learnt" for f in frames if not f.terminators
+        }
+        for terminator in {terminator for frame in frames for terminator, _ in frame.terminators}:
+            if not self._special.search(terminator):
+                found.add(f"the chat template closes a turn with {terminator!r}, which is no token of this tokenizer")
+        return found
+
+    def _render(self, messages: Sequence[Message], tools: Any) -> Rendered:
+        try:
+            return self._template.render(messages, tools=tools, **self._variables)
+        except TEMPLATE_FAULTS as error:
+            raise UnprovenError(f"the template cannot render this ({type(error).__name__}: {error})") from error
+
+    def _span(self, frame: Frame, rendered: Rendered, messages: Sequence[Message], turn: int) -> Span:
+        start, stop = only_block(rendered, turn)
+        after_tool = turn > 0 and messages[turn - 1]["role"] == "tool"
+        try:
+            header, end, close = frame.split(rendered.text[start:stop], first=turn == 0, after_tool=after_tool)
+        except UnprovenError as reason:
+            raise UnprovenError(f"message {turn}: {reason}") from reason
+        if messages[turn].get("content", "").strip() and not rendered.text[start + header : start + end].strip():
+            raise UnprovenError(f"message {turn}: the template leaves its content out")
+        return start + header, start + close
+
+    def _check_words(self, messages: Sequence[Message], tools: Any, turns: Sequence[int]) -> None:
+        """Render once more with a word of its own inside every text, and see where the words come out."""
+        worded = [_with_words(message, i) for i, message in enumerate(messages)]
+        rendered = self._render(worded, tools)
+        blocks = {turn: only_block(rendered, turn) for turn in turns}
+        for found in re.finditer(r"(?i)qz(\d{6})([cr])zq", rendered.text):
+            owner = int(found[1])
+            for turn, (start, stop) in blocks.items():
+                inside = start <= found.start() < stop
+                if inside and owner != turn:
+                    raise UnprovenError(f"message {turn}: the template writes text of message {owner} into this turn")
+                if not inside and owner == turn and found[2] in "cC":
+                    raise UnprovenError(f"message {turn}: the template writes its text outside its own turn too")
+
+    def _probe(self, with_tools: bool) -> Probe:
+        variables = {**self._variables, "tools": [TOOL] if with_tools else None}
+        return Probe(self._template, variables=variables, prepare=self.prepare)
+
+    def _wants_text_arguments(self) -> bool:
+        """Whether tool call arguments come out right only as JSON text."""
+        for as_text in (False, True):
+            call = _copy_message(CALL, as_text)
+            try:
+                text = self._template.render([USER, call, RESULT], tools=None, **self._variables).text
+            except TEMPLATE_FAULTS:
+                continue
+            if "{'k'" not in text:
+                return as_text
+        return False
+
+
+def _copy_message(message: Message, arguments_as_text: bool) -> Message:
+    """A new dict, since blocks are told apart by the identity of their message."""
+    if not arguments_as_text or "tool_calls" not in message:
+        return dict(message)
+    return {**message, "tool_calls": [_call_as_text(call) for call in message["tool_calls"]]}
+
+
+def _call_as_text(call: dict[str, Any]) -> dict[str, Any]:
+    if "function" in call:
+        return {**call, "function": _call_as_text(call["function"])}
+    return {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
+
+
+def _with_words(message: Message, number: int) -> Message:
+    """``message`` with a word in the middle of its content (c) and of its reasoning (r), wherever there is any."""
+    words = {"content": f"qz{number:06d}czq", **dict.fromkeys(REASONING_KEYS, f"qz{number:06d}rzq")}
+    marked = dict(message)
+    for key, word in words.items():
+        text = message.get(key)
+        if isinstance(text, str) and text.strip():
+            marked[key] = text[: len(text) // 2] + word + text[len(text) // 2 :]
+    return marked
