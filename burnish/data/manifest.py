@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from burnish.errors import DataError
+
 FORMAT_VERSION = 1
 MANIFEST_NAME = "_burnish_manifest.json"
 """Underscore-prefixed, so that no reader of the rows takes it for a shard."""
@@ -50,3 +52,28 @@ def read_manifest(folder: Path) -> Manifest | None:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``manifest`` into ``folder``."""
     (folder / MANIFEST_NAME).write_text(json.dumps(asdict(manifest), indent=1, sort_keys=True))
+
+
+def require_same(
+    folder: Path, manifest: Manifest, *, tokenizer_hash: str, template_hash: str, vocabulary_size: int
+) -> None:
+    """Refuse a store that was tokenized with another tokenizer or chat template than the model's.
+
+    Raises:
+        DataError: shows both sides of all that differs.
+    """
+    model = {
+        "tokenizer_hash": tokenizer_hash,
+        "template_hash": template_hash,
+        "vocabulary_size": vocabulary_size,
+    }
+    store = {key: value for key, value in asdict(manifest).items() if key in model}
+    differing = [
+        f"{key} {store[key]} in the store, {model[key]} of the model" for key in model if store[key] != model[key]
+    ]
+    if differing:
+        raise DataError(
+            str(folder),
+            "was tokenized for another model: " + "; ".join(differing),
+            fix="tokenize it again for this model, or write allow_store_mismatch=true if you know that the ids agree",
+        )

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from burnish.backends.base import StepResult
-from burnish.data.batch import Batch
+from burnish.data.batch import IGNORE, Batch
 from burnish.train.progress import Progress
 
 
@@ -17,8 +19,8 @@ class StepMetrics:
     """Name of each source; losses are split by source when there are several."""
     steps_per_epoch: int
     num_ranks: int
-    flops_of: Callable[[Batch], float]
-    """Floating-point operations of this rank's part of a step, forward and backward."""
+    flops_of: Callable[[Sequence[int], int], float]
+    """(lengths of segments, number of targets) -> floating-point operations, forward and backward."""
     peak_flops: float | None
     """What one device could do in a second; ``None`` where it is not known (a CPU)."""
 
@@ -28,7 +30,6 @@ class StepMetrics:
         """Metrics of a step; ``timings["step"]`` is its wall time in seconds. ``None`` is a number not known."""
         seconds = timings["step"]
         tokens_per_second = batch.num_tokens / seconds
-        busy = self.peak_flops and seconds * self.peak_flops
         return {
             "train/loss": result.loss,
             **self._by_source(result),
@@ -39,7 +40,7 @@ class StepMetrics:
             "train/num_targets": batch.num_targets,
             "train/tokens_per_second": tokens_per_second,
             "train/tokens_per_second_per_gpu": tokens_per_second / self.num_ranks,
-            "train/mfu": self.flops_of(batch) / busy if busy else None,
+            "train/mfu": self._mfu(batch, seconds),
             "train/packing_efficiency": _packing_efficiency(batch),
             "train/epoch": progress.step / self.steps_per_epoch,
             "train/total_tokens": progress.total_tokens,
@@ -47,11 +48,23 @@ class StepMetrics:
             **{f"timing/{part}": value for part, value in {**timings, **result.timings}.items()},
         }
 
+    def _mfu(self, batch: Batch, seconds: float) -> float | None:
+        """Model FLOPs utilisation of this rank: what its rows need, by what its device could do meanwhile."""
+        if self.peak_flops is None:
+            return None
+        num_targets = sum(int((micro_batch.labels != IGNORE).sum()) for micro_batch in batch.micro_batches)
+        return self.flops_of(_segment_lengths(batch), num_targets) / (seconds * self.peak_flops)
+
     def _by_source(self, result: StepResult) -> dict[str, float]:
         if len(self.source_names) < 2:
             return {}
         sums = zip(self.source_names, result.loss_sums, result.num_targets, strict=True)
         return {f"train/loss/{name}": loss / targets for name, loss, targets in sums if targets}
+
+
+def _segment_lengths(batch: Batch) -> list[int]:
+    rows = (row for micro_batch in batch.micro_batches for row in micro_batch.segment_ids)
+    return [int(length) for row in rows for length in np.bincount(row)[1:]]
 
 
 def _packing_efficiency(batch: Batch) -> float:

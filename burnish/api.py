@@ -1,0 +1,157 @@
+"""Burnish for Python: what the command line does, as functions."""
+
+import json
+from pathlib import Path
+
+from burnish.assemble import (
+    build_backend,
+    build_checkpointer,
+    build_eval_sets,
+    open_evals,
+    raw_columns,
+    require_valid,
+    tokenizer_settings,
+)
+from burnish.config import Purpose, SFTConfig
+from burnish.data.packing import Layout
+from burnish.data.store import Store, open_store
+from burnish.data.write import write_store
+from burnish.errors import ConfigError, DataError, Problem
+from burnish.inspect import plan
+from burnish.inspect.plan import CheckReport
+from burnish.launch import local
+from burnish.log import configure_logging
+from burnish.storage.cache import cache_root
+from burnish.train.checkpoint import verify
+from burnish.train.evaluation import evaluate as evaluate_sets
+from burnish.train.progress import Progress
+
+
+class SFTTrainer:
+    """Trains what a config says, as ``burnish train`` does: ``SFTTrainer(SFTConfig(...)).train()``."""
+
+    def __init__(self, config: SFTConfig) -> None:
+        self.config = config
+
+    def train(self) -> Progress:
+        """Train to the end, launching included.
+
+        Raises:
+            BurnishError: the config, the model, the data or a checkpoint is wrong.
+        """
+        configure_logging(rank=0)
+        return local.run(self.config).progress
+
+
+def train(config: SFTConfig) -> int:
+    """``burnish train``: the exit status, 0 or 128 + the signal that ended it."""
+    configure_logging(rank=0)
+    return local.run(config).exit_status
+
+
+def check(config: SFTConfig) -> CheckReport:
+    """``burnish check``: every problem, or what the run would do."""
+    configure_logging(rank=0)
+    return plan.check(config)
+
+
+def tokenize(config: SFTConfig, *, out: Path) -> list[Path]:
+    """``burnish tokenize``: the training data as stores, one at ``out``, several in folders below it.
+
+    Raises:
+        BurnishError: there is nothing to tokenize, a row is wrong, or ``out`` is not empty.
+    """
+    configure_logging(rank=0)
+    require_valid(config, purpose=Purpose.TOKENIZE)
+    raw = [source for source in config.train_sources if not source.pretokenized]
+    if not raw:
+        fix = "name chat or Alpaca data in train_datasets"
+        raise ConfigError([Problem("train_datasets", config.train_datasets, "holds nothing to tokenize", fix)])
+    folders = [out] if len(raw) == 1 else [out / f"{number}" for number in range(len(raw))]
+    for source, folder in zip(raw, folders, strict=True):
+        write_store(
+            source.path,
+            split=source.split,
+            tokenizer_settings=tokenizer_settings(config),
+            num_workers=config.num_workers,
+            out=folder,
+            **raw_columns(config),
+        )
+    return folders
+
+
+def evaluate(config: SFTConfig) -> dict[str, dict[str, float]]:
+    """``burnish eval``: ``{name: {loss, perplexity, num_targets}}`` of ``model.path``, or of ``resume_from``."""
+    configure_logging(rank=0)
+    card = require_valid(config, purpose=Purpose.EVALUATE)
+    evals = open_evals(config, card)
+    if not evals:
+        raise DataError("eval", "no evaluation set", fix="name one in eval_datasets or eval_pretokenized_dataset_paths")
+    checkpoint = build_checkpointer(config, []).find(config.resume_from)
+    backend = build_backend(config, num_steps=1, num_sources=1)
+    try:
+        if checkpoint:
+            verify(checkpoint)
+            backend.load(checkpoint / "backend", weights_only=True)
+        sets = build_eval_sets(config, evals, layout=Layout(), pad_id=card.pad_id)
+        metrics = evaluate_sets(backend, sets=sets)
+    finally:
+        backend.close()
+    numbers = ("loss", "perplexity", "num_targets")
+    return {name: {number: metrics[f"eval/{name}/{number}"] for number in numbers} for name in evals}
+
+
+def export(checkpoint: Path, *, out: Path) -> Path:
+    """``burnish export``: the weights of a checkpoint as a Hugging Face folder.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, incomplete or damaged.
+    """
+    configure_logging(rank=0)
+    verify(checkpoint)
+    config = SFTConfig(**json.loads((checkpoint / "config.json").read_text()))
+    backend = build_backend(config, num_steps=1, num_sources=1)
+    try:
+        backend.load(checkpoint / "backend", weights_only=True)
+        backend.export(out)
+    finally:
+        backend.close()
+    return out
+
+
+def load_from_pretokenized(
+    path: str | Path,
+    *,
+    max_length: int | None = None,
+    num_embeddings: int | None = None,
+    image_token_id: int | None = None,
+    image_merge_size: int | None = None,
+    cache_dir: str | None = None,
+    force_recache: bool = False,
+    disable_cache: bool = False,
+) -> Store:
+    """Open a store of tokenized rows, checked and memory-mapped: ``len``, ``lengths``, ``target_counts``, ``[i]``.
+
+    Args:
+        path: file or folder of Parquet, JSON lines, Arrow, or a ``save_to_disk`` folder.
+        max_length: tokens a row keeps at most; ``None`` cuts nothing.
+        num_embeddings: rows of the model's embedding, which every id must be below; ``None`` skips that check.
+        image_token_id: placeholder of an image; ``None`` skips the check of placeholders.
+        image_merge_size: patches a placeholder stands for along each side.
+        cache_dir: where converted stores are kept; the user's cache by default.
+        force_recache: convert again.
+        disable_cache: convert into a private folder that is removed at exit.
+
+    Raises:
+        DataError: a row is wrong, or none is left; names the file and the row.
+    """
+    del image_token_id, image_merge_size
+    return open_store(
+        Path(path),
+        name=str(path),
+        max_length=max_length,
+        num_embeddings=num_embeddings,
+        cache_dir=cache_root(cache_dir),
+        force_recache=force_recache,
+        disable_cache=disable_cache,
+    )

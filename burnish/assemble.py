@@ -1,0 +1,329 @@
+"""Config in, parts out: below the API and the command line, the only reader of an ``SFTConfig``."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from burnish.backends.fsdp.backend import FsdpBackend
+from burnish.config import EvalSource, Purpose, SFTConfig, TrainSource, find_problems
+from burnish.data.manifest import read_manifest, require_same
+from burnish.data.mixture import Mixture
+from burnish.data.packing import Layout, plan_bins, plan_micro_batches
+from burnish.data.samplers import (
+    DataMixingSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    load_custom_sampler,
+)
+from burnish.data.store import Store, open_store
+from burnish.data.stream import BatchBuilder, BatchStream, EvalBatches, Planner
+from burnish.data.tokenize import TokenizerSettings, template_text
+from burnish.data.write import tokenized_store
+from burnish.errors import ConfigError, Problem
+from burnish.log import get_logger
+from burnish.models.flops import step_flops
+from burnish.models.load import ModelCard, read_card
+from burnish.storage.cache import cache_root
+from burnish.train.cadence import NEVER, Cadence
+from burnish.train.callbacks import Callbacks, load_callback
+from burnish.train.checkpoint import Checkpointer
+from burnish.train.metrics import StepMetrics
+from burnish.train.progress import Progress
+from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
+from burnish.train.trainer import Exporter, Trainer
+
+log = get_logger(__name__)
+
+
+def require_valid(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> ModelCard:
+    """The model's card, once every rule that needs neither weights nor data holds.
+
+    Raises:
+        ConfigError: with all broken rules at once.
+    """
+    if problems := find_problems(config, purpose=purpose):
+        raise ConfigError(problems)
+    card = read_card(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    if problems := model_problems(config, card):
+        raise ConfigError(problems)
+    return card
+
+
+def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
+    """Rules between the config and the model."""
+    problems = []
+    if config.max_length and card.max_position_embeddings and config.max_length > card.max_position_embeddings:
+        fix = f"at most {card.max_position_embeddings}"
+        problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))
+    return problems
+
+
+def tokenizer_settings(config: SFTConfig) -> TokenizerSettings:
+    """What decides the tokens of a raw row."""
+    return TokenizerSettings(
+        model_path=config.model.path,
+        chat_template=config.chat_template,
+        chat_template_kwargs=config.chat_template_kwargs,
+        trust_remote_code=config.model.trust_remote_code,
+        train_on_what=config.train_on_what,
+        max_length=config.max_length,
+        truncation=config.truncation,
+    )
+
+
+def open_train(config: SFTConfig, card: ModelCard) -> list[Store]:
+    """The training stores in the order given; their rows are checked. Needs no device."""
+    return [open_source(config, card, source) for source in config.train_sources]
+
+
+def open_evals(config: SFTConfig, card: ModelCard) -> dict[str, Store]:
+    """The evaluation stores by name."""
+    return {source.name: open_source(config, card, source) for source in config.eval_sources}
+
+
+def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSource) -> Store:
+    """Tokenize ``source`` if it is raw, open the store and check its rows.
+
+    Raises:
+        DataError: it is missing, a row is wrong, or no row is left.
+    """
+    cache = cache_root(config.cache_dir)
+    if source.pretokenized:
+        folder = Path(source.path)
+        if not config.allow_store_mismatch:
+            _require_same_tokens(config, folder)
+    else:
+        folder = tokenized_store(
+            source.path,
+            split=source.split,
+            tokenizer_settings=tokenizer_settings(config),
+            num_workers=config.num_workers,
+            cache_dir=cache,
+            force_recache=config.force_recache,
+            disable_cache=config.disable_cache,
+            **raw_columns(config),
+        )
+    return open_store(
+        folder,
+        name=source.name if isinstance(source, EvalSource) else source.path,
+        max_length=config.max_length,
+        truncation=config.truncation,
+        num_embeddings=card.num_embeddings,
+        cache_dir=cache,
+        force_recache=config.force_recache and source.pretokenized,
+        disable_cache=config.disable_cache,
+    )
+
+
+def _require_same_tokens(config: SFTConfig, folder: Path) -> None:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return
+    tokenizer = tokenizer_settings(config).load()
+    require_same(
+        folder,
+        manifest,
+        tokenizer_hash=tokenizer.tokenizer_hash,
+        template_hash=tokenizer.template_hash,
+        vocabulary_size=tokenizer.vocabulary_size,
+    )
+
+
+def raw_columns(config: SFTConfig) -> dict[str, str | None]:
+    """The columns of raw rows that were named; a default one may be absent and is ``None``."""
+    explicit = config.model_fields_set
+    return {
+        "messages_key": config.messages_key if "messages_key" in explicit else None,
+        "tools_key": config.tools_key if "tools_key" in explicit else None,
+        "system_key": config.system_key if "system_key" in explicit else None,
+    }
+
+
+def build_planner(config: SFTConfig, layout: Layout) -> Planner:
+    """How the rows of a batch are dealt to ranks and micro-batches."""
+    if config.use_sequence_packing:
+        capacity = config.max_tokens_per_microbatch or config.max_length
+        assert capacity is not None
+        return partial(plan_bins, capacity=capacity, layout=layout)
+    return partial(
+        plan_micro_batches,
+        micro_batch_size=config.micro_train_batch_size_per_gpu,
+        share_row=config.remove_microbatch_padding,
+        layout=layout,
+    )
+
+
+def build_sampler(config: SFTConfig, mixture: Mixture) -> Sampler:
+    """The order in which rows are drawn."""
+    lengths = [len(store) for store in mixture.stores]
+    if config.sampler == "sequential":
+        return SequentialSampler(len(mixture))
+    if config.sampler == "custom":
+        assert config.sampler_class_path is not None
+        return load_custom_sampler(
+            config.sampler_class_path, dataset=mixture, kwargs=config.sampler_kwargs, source_lengths=lengths
+        )
+    if config.train_dataset_weights:
+        return DataMixingSampler(mixture, lengths=lengths, weights=config.train_dataset_weights, seed=config.seed)
+    return RandomSampler(len(mixture), seed=config.seed)
+
+
+def build_stream(config: SFTConfig, mixture: Mixture, *, layout: Layout, pad_id: int) -> BatchStream:
+    """Training batches, endless."""
+    builder = BatchBuilder(mixture, planner=build_planner(config, layout), layout=layout, pad_id=pad_id)
+    return BatchStream(
+        builder,
+        sampler=build_sampler(config, mixture),
+        batch_size=config.batch_size,
+        num_readers=config.dataloader_num_workers,
+    )
+
+
+def build_eval_sets(
+    config: SFTConfig, evals: Mapping[str, Store], *, layout: Layout, pad_id: int
+) -> dict[str, EvalBatches]:
+    """The evaluation sets by name."""
+    planner = build_planner(config, layout)
+    builders = {n: BatchBuilder(Mixture([s]), planner=planner, layout=layout, pad_id=pad_id) for n, s in evals.items()}
+    return {name: EvalBatches(builder, batch_size=config.batch_size) for name, builder in builders.items()}
+
+
+def count_steps(config: SFTConfig, *, steps_per_epoch: int) -> int:
+    """Optimizer steps of the run: ``num_steps``, or those of ``num_epochs``, or one epoch."""
+    return config.num_steps or steps_per_epoch * (config.num_epochs or 1)
+
+
+def build_backend(config: SFTConfig, *, num_steps: int, num_sources: int) -> FsdpBackend:
+    """The model on its device, with its optimizer."""
+    optimizer = config.optimizer_config
+    first_beta, second_beta = optimizer.adam_betas
+    return FsdpBackend(
+        model_path=config.model.path,
+        dtype=config.model.dtype,
+        trust_remote_code=config.model.trust_remote_code,
+        chat_template=template_text(config.chat_template) if config.chat_template else None,
+        share_rows=config.remove_microbatch_padding,
+        optimizer=optimizer.name,
+        learning_rate=optimizer.lr,
+        adam_betas=(first_beta, second_beta),
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        schedule=optimizer.scheduler,
+        num_warmup_steps=optimizer.num_warmup_steps,
+        min_lr_ratio=optimizer.min_lr_ratio,
+        num_steps=num_steps,
+        num_sources=num_sources,
+        activation_checkpointing=config.fsdp_config.activation_checkpointing,
+        reshard_after_forward=config.fsdp_config.reshard_after_forward,
+        seed=config.seed,
+    )
+
+
+def build_checkpointer(config: SFTConfig, stores: Sequence[Store]) -> Checkpointer:
+    """Where the run's checkpoints go, and what must not change between them."""
+    plain = config.to_plain()
+    keys = ("batch_size", "sampler", "sampler_class_path", "sampler_kwargs", "seed", "train_dataset_weights")
+    identity = {
+        **{key: plain[key] for key in (*keys, "max_length", "truncation", "train_on_what")},
+        **{f"optimizer_config.{key}": value for key, value in plain["optimizer_config"].items()},
+        **{f"data {number}": store.fingerprint for number, store in enumerate(stores)},
+    }
+    folder = Path(config.ckpt_path) if config.ckpt_path else None
+    return Checkpointer(folder, keep=config.max_ckpts_to_keep, run=identity, config=plain)
+
+
+def run_folder(config: SFTConfig) -> Path:
+    """Where the run's metrics and its config lie."""
+    return Path(config.log_dir) / config.run_name
+
+
+@contextmanager
+def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator[Trainer]:
+    """A trainer with all its parts, at the place to start from; closed afterwards.
+
+    Raises:
+        BurnishError: whatever the user has to mend, wherever it can be known before a device is asked for.
+    """
+    card = require_valid(config)
+    callbacks = Callbacks(
+        [load_callback(path, kwargs=kwargs) for spec in config.callbacks for path, kwargs in _callback(spec)]
+    )
+    stores, evals = open_train(config, card), open_evals(config, card)
+    checkpointer = build_checkpointer(config, stores)
+    start = checkpointer.find(config.resume_from)
+    resumes = start is not None and not config.resume_weights_only
+    state = checkpointer.read(start, allow_changes=config.resume_allow_changes) if start and resumes else None
+    stream = build_stream(config, Mixture(stores), layout=Layout(), pad_id=card.pad_id)
+    num_steps = count_steps(config, steps_per_epoch=stream.steps_per_epoch)
+    with ExitStack() as stack:
+        backend = build_backend(config, num_steps=num_steps, num_sources=len(stores))
+        stack.callback(backend.close)
+        if start:
+            backend.load(start / "backend", weights_only=not resumes)
+        progress = _restore(state, stream=stream, callbacks=callbacks, num_steps=num_steps)
+        trackers = _build_trackers(config, num_steps=num_steps, progress=progress)
+        stack.callback(trackers.close)
+        yield Trainer(
+            backend=backend,
+            stream=stream,
+            num_steps=num_steps,
+            eval_sets=build_eval_sets(config, evals, layout=backend.layout, pad_id=card.pad_id),
+            eval_at=Cadence(config.eval_interval) if evals else NEVER,
+            eval_first=config.eval_before_train,
+            checkpointer=checkpointer,
+            save_at=Cadence(config.ckpt_interval),
+            exporter=_build_exporter(config),
+            metrics=StepMetrics(
+                source_names=_distinct([store.name for store in stores]),
+                steps_per_epoch=stream.steps_per_epoch,
+                num_ranks=1,
+                flops_of=lambda lengths, targets: step_flops(card, lengths=lengths, num_targets=targets),
+                peak_flops=backend.peak_flops,
+            ),
+            trackers=trackers,
+            callbacks=callbacks,
+            max_bad_steps=config.max_bad_steps,
+            progress=progress,
+            interrupted=interrupted,
+        )
+
+
+def _restore(state: Mapping[str, Any] | None, *, stream: BatchStream, callbacks: Callbacks, num_steps: int) -> Progress:
+    if state is None:
+        return Progress()
+    progress = Progress(**state["progress"])
+    stream.resume(state["cursor"])
+    callbacks.load_state_dicts(state["callbacks"])
+    log.info("resumed after step %d of %d", progress.step, num_steps)
+    if state["num_steps"] != num_steps:
+        log.info("the learning rate's horizon is %d steps now; it was %d", num_steps, state["num_steps"])
+    return progress
+
+
+def _callback(spec: str | Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(dotted path, kwargs) of ``path`` or ``{path: kwargs}``."""
+    return [(spec, {})] if isinstance(spec, str) else [(path, kwargs or {}) for path, kwargs in spec.items()]
+
+
+def _build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress) -> Trackers:
+    folder = run_folder(config)
+    jsonl = JsonlTracker(folder / "metrics.jsonl", resumed=progress.step > 0)
+    (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    return Trackers([ConsoleTracker(num_steps=num_steps, first_step=progress.step), jsonl])
+
+
+def _build_exporter(config: SFTConfig) -> Exporter | None:
+    if config.hf_save_interval == 0:
+        return None
+    folder = Path(config.export_path) if config.export_path else Path(config.ckpt_path) / "hf_exports"
+    return Exporter(folder, Cadence(config.hf_save_interval))
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The last part of each name; where two are alike, all of them whole."""
+    short = [name.rstrip("/").rsplit("/", 1)[-1] for name in names]
+    return short if len(set(short)) == len(short) else list(names)

@@ -1,0 +1,105 @@
+"""What a run would do, known without a device: its problems, its data, its steps."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from burnish.assemble import build_stream, count_steps, model_problems, open_source
+from burnish.config import SFTConfig, find_problems
+from burnish.data.mixture import Mixture
+from burnish.data.packing import Layout
+from burnish.data.store import Store, StoreReport
+from burnish.errors import BurnishError, ConfigError, Problem
+from burnish.models.load import read_card
+
+_STEPS_LOOKED_AT = 200
+"""Packing is measured on at most this many steps of the first epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The verdict of ``burnish check``. What could not be known because of ``problems`` is empty or ``None``."""
+
+    sources: tuple[StoreReport, ...] = ()
+    eval_sources: tuple[StoreReport, ...] = ()
+    steps_per_epoch: int | None = None
+    num_steps: int | None = None
+    tokens_per_step: float | None = None
+    """Mean over the first epoch, padding not counted."""
+    packing_efficiency: float | None = None
+    """Tokens by cells of the micro-batches, over the first steps of the first epoch."""
+    problems: tuple[Problem, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    def to_text(self) -> str:
+        """For a person to read."""
+        if self.problems:
+            return str(ConfigError(self.problems))
+        lines = [_describe(report, "train") for report in self.sources]
+        lines += [_describe(report, "eval") for report in self.eval_sources]
+        lines.append(
+            f"steps: {self.num_steps} ({self.steps_per_epoch} an epoch), {self.tokens_per_step:,.0f} tokens a step, "
+            f"packing efficiency {self.packing_efficiency:.1%}"
+        )
+        return "\n".join(lines)
+
+
+def check(config: SFTConfig) -> CheckReport:
+    """Find every problem of ``config``, its model and its data; with none, say what the run would do."""
+    problems = find_problems(config)
+    try:
+        card = read_card(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    except BurnishError as error:
+        return CheckReport(problems=(*problems, Problem("model.path", config.model.path, error.problem, error.fix)))
+    problems += model_problems(config, card)
+    if problems:
+        return CheckReport(problems=tuple(problems))
+    reports: dict[str, list[StoreReport]] = {"train": [], "eval": []}
+    stores: list[Store] = []
+    for role, sources in (("train", config.train_sources), ("eval", config.eval_sources)):
+        for source in sources:
+            try:
+                store = open_source(config, card, source)
+            except BurnishError as error:
+                problems.append(Problem(f"{role} data", source.path, str(error), error.fix))
+            else:
+                reports[role].append(store.report)
+                stores += [store] if role == "train" else []
+    if problems:
+        return CheckReport(problems=tuple(problems))
+    mixture = Mixture(stores)
+    stream = build_stream(config, mixture, layout=Layout(), pad_id=card.pad_id)
+    tokens, cells, steps = 0, 0, 0
+    for draw in islice(stream.draws(), min(stream.steps_per_epoch, _STEPS_LOOKED_AT)):
+        lengths = [int(length) for length in mixture.lengths[list(draw.rows)]]
+        tokens += sum(lengths)
+        cells += _cells(lengths, stream.builder.plan(draw.rows))
+        steps += 1
+    return CheckReport(
+        sources=tuple(reports["train"]),
+        eval_sources=tuple(reports["eval"]),
+        steps_per_epoch=stream.steps_per_epoch,
+        num_steps=count_steps(config, steps_per_epoch=stream.steps_per_epoch),
+        tokens_per_step=tokens / steps,
+        packing_efficiency=tokens / cells,
+    )
+
+
+def _cells(lengths: Sequence[int], plans: Sequence[Any]) -> int:
+    total = 0
+    for micro_batch in (m for plan in plans for m in plan):
+        longest = max(1, *(sum(lengths[p] for p in row) for row in micro_batch), 1)
+        total += longest * len(micro_batch)
+    return total
+
+
+def _describe(report: StoreReport, role: str) -> str:
+    dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(report.dropped.items()))
+    return (
+        f"{role} {report.name}: {report.kept:,} of {report.rows:,} rows, {report.tokens:,} tokens, "
+        f"{report.targets:,} targets" + (f"; dropped: {dropped}" if dropped else "")
+    )

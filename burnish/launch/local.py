@@ -1,0 +1,65 @@
+"""A run in this process. A first SIGTERM or SIGINT ends it after the step at hand, saved; a second one at once."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from burnish.assemble import build_run
+from burnish.config import SFTConfig
+from burnish.log import get_logger
+from burnish.train.progress import Progress
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class StopSignal:
+    """The signal that asked to stop, if one did."""
+
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    progress: Progress
+    exit_status: int
+    """0 done; 128 + the signal's number when a signal ended it before its last step."""
+
+
+def run(config: SFTConfig) -> Outcome:
+    """Train what ``config`` says, to its end or to a signal."""
+    stop = StopSignal()
+    with build_run(config, interrupted=lambda: stop.number != 0) as trainer, _heeded(stop):
+        progress = trainer.train()
+    unfinished = stop.number and progress.step < trainer.num_steps
+    if unfinished:
+        log.info("stopped by %s after step %d", signal.Signals(stop.number).name, progress.step)
+    return Outcome(progress, 128 + stop.number if unfinished else 0)
+
+
+@contextmanager
+def _heeded(stop: StopSignal) -> Iterator[None]:
+    """Note the first signal in ``stop``; from then on, signals do what they did before."""
+    handlers: dict[int, Any] = {}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        stop.number = number
+        log.warning("%s: finishing the step, then saving; once more ends at once", signal.Signals(number).name)
+        restore()
+
+    def restore() -> None:
+        while handlers:
+            signal.signal(*handlers.popitem())
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handlers[number] = signal.signal(number, note)
+    try:
+        yield
+    finally:
+        restore()

@@ -1,0 +1,42 @@
+"""A training loop written by hand, one row at a time: what Burnish has to equal."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+
+def train(
+    model_dir: Path,
+    batches: list[list[tuple[list[int], list[int]]]],
+    *,
+    lr: float,
+    weight_decay: float = 0.01,
+    eps: float = 1e-6,
+    max_grad_norm: float = 1.0,
+    betas: tuple[float, float] = (0.9, 0.95),
+) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """Losses, gradient norms and final weights of AdamW on ``batches`` of (ids, mask) rows."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, attn_implementation="eager")
+    model.train()
+    decayed = [p for p in model.parameters() if p.ndim >= 2]
+    plain = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps)
+    losses, norms = [], []
+    for rows in batches:
+        num_targets = sum(sum(mask[1:]) for _, mask in rows)
+        total = 0.0
+        for ids, mask in rows:
+            logits = model(input_ids=torch.tensor([ids])).logits[0]
+            labels = torch.tensor([i if m else -100 for i, m in zip(ids, mask, strict=True)])
+            loss = F.cross_entropy(logits[:-1], labels[1:], reduction="sum") / num_targets
+            loss.backward()
+            total += loss.item()
+        losses.append(total)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms, {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -1,0 +1,110 @@
+"""Burnish equals a loop written by hand, whatever the shape of its batches; a planted fault is caught."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from burnish.data import batch as batch_module
+from burnish.data import stream as stream_module
+from burnish.models.loss import LossModel
+from tests.parity import reference
+from tests.parity.runs import LR, assert_equal, batches, raw_data, run, store_data
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def expected(model_dir):
+    losses, norms, weights = reference.train(model_dir, batches(STEPS), lr=LR)
+    return {"losses": losses, "norms": norms, "weights": weights}
+
+
+SHAPES = {
+    "alone": {"micro_train_batch_size_per_gpu": 1},
+    "padded": {"micro_train_batch_size_per_gpu": 4, "remove_microbatch_padding": False},
+    "padded by two": {"micro_train_batch_size_per_gpu": 2, "remove_microbatch_padding": False},
+    "in a row": {"micro_train_batch_size_per_gpu": 4},
+    "bins": {"use_sequence_packing": True, "max_tokens_per_microbatch": 200},
+    "readers": {"dataloader_num_workers": 2},
+    "recomputed": {"fsdp_config": {"activation_checkpointing": True}},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chat_rows(tmp_path, model_dir, expected, shape):
+    assert_equal(run(tmp_path, model_dir=model_dir, num_steps=STEPS, **raw_data(tmp_path), **SHAPES[shape]), expected)
+
+
+@pytest.mark.parametrize("shape", ["padded", "in a row"])
+def test_the_same_rows_pretokenized(tmp_path, model_dir, expected, shape):
+    assert_equal(run(tmp_path, model_dir=model_dir, num_steps=STEPS, **store_data(tmp_path), **SHAPES[shape]), expected)
+
+
+def test_raw_and_pretokenized_are_the_same_to_the_bit(tmp_path, model_dir):
+    runs = [
+        run(tmp_path / name, model_dir=model_dir, num_steps=STEPS, **data(tmp_path / name))
+        for name, data in (("raw", raw_data), ("store", store_data))
+    ]
+    assert runs[0]["losses"] == runs[1]["losses"]
+    assert runs[0]["norms"] == runs[1]["norms"]
+
+
+def shift_by_one(monkeypatch):
+    """Labels are the tokens themselves."""
+
+    def unshifted(*arguments, **options):
+        made = batch_module.collate(*arguments, **options)
+        return dataclasses.replace(made, labels=np.roll(made.labels, 1, axis=1))
+
+    monkeypatch.setattr(stream_module, "collate", unshifted)
+
+
+def mask_of_the_neighbour(monkeypatch):
+    """Each row is trained with the mask of the row before it."""
+
+    def swapped(examples, plan, **options):
+        masks = np.roll(np.concatenate([examples[p].loss_mask for p in sorted(examples)]), 3)
+        stops = np.cumsum([len(examples[p].loss_mask) for p in sorted(examples)])[:-1]
+        parts = dict(zip(sorted(examples), np.split(masks, stops), strict=True))
+        wrong = {p: dataclasses.replace(e, loss_mask=parts[p]) for p, e in examples.items()}
+        return batch_module.collate(wrong, plan, **options)
+
+    monkeypatch.setattr(stream_module, "collate", swapped)
+
+
+def loss_per_micro_batch(monkeypatch):
+    """The mean of the micro-batches' means: targets of short rows weigh too much."""
+    build, forward = stream_module.BatchBuilder.build, LossModel.forward
+    whole = {}
+
+    def noted(self, draw):
+        made = build(self, draw)
+        whole.update(targets=made.num_targets, parts=len(made.micro_batches))
+        return made
+
+    def averaged(self, *arguments, **inputs):
+        loss, by_source = forward(self, *arguments, **inputs)
+        factor = whole["targets"] / (whole["parts"] * len(inputs["target_ids"])) if whole else 1.0
+        return loss * factor, by_source * factor
+
+    monkeypatch.setattr(stream_module.BatchBuilder, "build", noted)
+    monkeypatch.setattr(LossModel, "forward", averaged)
+
+
+def leak_between_segments(monkeypatch):
+    """All examples of a row are one segment."""
+
+    def joined(*arguments, **options):
+        made = batch_module.collate(*arguments, **options)
+        return dataclasses.replace(made, segment_ids=np.minimum(made.segment_ids, 1))
+
+    monkeypatch.setattr(stream_module, "collate", joined)
+
+
+@pytest.mark.parametrize("fault", [shift_by_one, mask_of_the_neighbour, loss_per_micro_batch, leak_between_segments])
+def test_planted_faults_are_caught(tmp_path, model_dir, expected, monkeypatch, fault):
+    fault(monkeypatch)
+    got = run(tmp_path, model_dir=model_dir, num_steps=STEPS, **store_data(tmp_path))
+    with pytest.raises(AssertionError):
+        assert_equal(got, expected)

@@ -1,0 +1,50 @@
+"""A run that is told to stop saves; the same command with resume_from=latest goes on as if nothing had been."""
+
+import signal
+import time
+
+import pytest
+
+from tests.runs.commands import burnish, metrics, start
+from tests.toys import chat, write_jsonl
+
+STEPS = 60
+
+
+def wait_for_step(process, folder, step):
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and process.poll() is None:
+        file = folder / "runs" / "sft" / "metrics.jsonl"
+        if file.exists() and file.read_text().count("\n") >= step:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached: {process.communicate()[1]}")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stop_and_go_on(tmp_path, model_dir, number, status):
+    rows = [chat(f"question {i} " + "long " * (i % 7), f"answer {i} " * 9) for i in range(50)]
+    arguments = ["train", f"model.path={model_dir}", f"train_datasets={write_jsonl(tmp_path / 'c.jsonl', rows)}"]
+    arguments += [f"num_steps={STEPS}", "ckpt_path=ckpt", "batch_size=8", "micro_train_batch_size_per_gpu=8"]
+    (tmp_path / "whole").mkdir()
+    whole = burnish(*arguments, folder=tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    process = start(*arguments, folder=folder)
+    wait_for_step(process, folder, 5)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status, err
+    assert "Traceback" not in err
+    stopped = max(metrics(folder))
+    assert 5 <= stopped < STEPS
+    assert [p.name for p in (folder / "ckpt").iterdir()] == [f"global_step_{stopped}"]
+
+    again = burnish(*arguments, "resume_from=latest", folder=folder)
+    assert again.returncode == 0, again.stderr
+    expected, got = metrics(tmp_path / "whole"), metrics(folder)
+    assert [got[s]["train/loss"] for s in range(1, STEPS + 1)] == [
+        expected[s]["train/loss"] for s in range(1, STEPS + 1)
+    ]
