@@ -1,8 +1,8 @@
 """A shuffled order without a list of it: position -> row, a pure function of (size, key).
 
 A Feistel network permutes the numbers below a power of two; a number that is not below ``size`` is sent through again
-until it is (cycle walking, Black and Rogaway 2002). Less than half of the numbers are, so this takes two turns at most
-on average. Its rule: what a (size, key) gives never changes between machines and versions; a resumed run leans on it.
+until it is (cycle walking, Black and Rogaway 2002): at most two turns on average, for more than 32 rows.
+Its rule: what a (size, key) gives never changes between machines and versions; a resumed run leans on it.
 """
 
 import hashlib
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from burnish.data.example import IntArray
 
 _ROUNDS = 8
+_LEAST_BITS = 6
+"""With fewer, the network cannot reach all orders of a handful of rows equally often."""
 
 
 def permuted(positions: IntArray, *, size: int, key: Sequence[int]) -> NDArray[np.int64]:
@@ -26,7 +28,7 @@ def permuted(positions: IntArray, *, size: int, key: Sequence[int]) -> NDArray[n
     """
     assert len(positions) == 0 or (positions.min() >= 0 and positions.max() < size)
     keys = np.frombuffer(hashlib.blake2b(repr(tuple(key)).encode(), digest_size=8 * _ROUNDS).digest(), "<u8")
-    bits = max(1, (size - 1).bit_length())
+    bits = max(_LEAST_BITS, (size - 1).bit_length())
     rows = _scramble(positions.astype(np.uint64), bits, keys)
     while len(outside := np.flatnonzero(rows >= size)):
         rows[outside] = _scramble(rows[outside], bits, keys)
