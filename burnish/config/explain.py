@@ -1,6 +1,7 @@
 """Pydantic's findings become Problems: each with its dotted key, the value, and what to write instead."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -62,11 +63,16 @@ def _problem(finding: Mapping[str, Any], known: tuple[str, ...]) -> Problem:
             return Problem(key, value, details["message"], details["fix"].replace("{key}", key))
         case "extra_forbidden":
             near = nearest_key(key, known)[0]
-            return Problem(key, value, "there is no such key", f"write {near}, the nearest key there is")
+            return Problem(key, _brief(value), "there is no such key", f"write {near}, the nearest key there is")
         case "missing":
             return Problem(key, None, "is required", f"write {key}=...")
         case _:
             return Problem(key, value, "is a section, not a value", f"write {key}.name=value")
+
+
+def _brief(value: Any) -> Any:
+    """``value``, shortened where it is a whole tree of keys."""
+    return reprlib.repr(value) if isinstance(value, (dict, list)) else value
 
 
 def _bare(value: Any) -> Any:

@@ -14,7 +14,7 @@ from burnish.config.loop import BatchKeys, CheckpointKeys, EvalKeys, LogKeys
 from burnish.config.model import ModelConfig
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.parallel import FsdpConfig, MegatronConfig, PlacementConfig
-from burnish.config.section import Section, keys_of
+from burnish.config.section import Section, keys_of, sections_of
 from burnish.config.values import Whole, one_of, within
 from burnish.errors import ConfigError
 
@@ -47,7 +47,7 @@ class SFTConfig(LogKeys, CheckpointKeys, EvalKeys, BatchKeys, DataKeys, RunKeys)
         try:
             super().__init__(**({"model": {}} | values))
         except ValidationError as error:
-            raise ConfigError(explain(error, known=key_names())) from None
+            raise ConfigError(explain(error, known=[*key_names(), *sections_of(SFTConfig)])) from None
 
     @property
     def explicit_keys(self) -> frozenset[str]:

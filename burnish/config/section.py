@@ -32,6 +32,15 @@ def keys_of(section: type[Section], *, prefix: str = "") -> Iterator[Key]:
             yield from keys_of(inner, prefix=f"{prefix}{name}.")
 
 
+def sections_of(section: type[Section], *, prefix: str = "") -> Iterator[str]:
+    """The dotted name of every section in ``section``."""
+    for name, field in section.model_fields.items():
+        inner = section_in(field)
+        if inner is not None:
+            yield prefix + name
+            yield from sections_of(inner, prefix=f"{prefix}{name}.")
+
+
 def section_at(root: type[Section], name: str) -> type[Section] | None:
     """The section that the dotted ``name`` leads to; none when it leads to a value or nowhere."""
     section = root

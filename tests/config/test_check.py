@@ -1,0 +1,282 @@
+import pytest
+
+from burnish.config import Purpose, find_problems, load_config
+from tests.config.configs import WORDS, broken, load
+
+_NONE_GIVEN = ("model.path=m",)
+_CUSTOM = ("sampler=custom", "sampler_class_path=my.Sampler")
+_MEGATRON = ("strategy=megatron",)
+
+
+def test_a_plain_config_breaks_no_rule():
+    assert broken() == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "said"),
+    [
+        (("num_steps=5", "num_epochs=2"), "num_steps", "num_epochs=2 is given too"),
+        (("batch_size=4", "batch_tokens=100", "num_steps=5"), "batch_size", "batch_tokens takes its place"),
+        (("batch_tokens=100",), "batch_tokens", "needs num_steps"),
+        (("use_sequence_packing=true",), "use_sequence_packing", "needs max_length"),
+        (
+            ("use_sequence_packing=true", "max_length=8", "remove_microbatch_padding=false"),
+            "use_sequence_packing",
+            "needs remove_microbatch_padding=true",
+        ),
+        (("max_length=8", "max_tokens_per_microbatch=7"), "max_tokens_per_microbatch", "is less than max_length=8"),
+        (("train_datasets=[a, b]", "train_dataset_splits=[t]"), "train_dataset_splits", "1 entries for 2"),
+        (("train_datasets=[a, b]", "train_dataset_weights=[1]"), "train_dataset_weights", "1 entries for 2"),
+        (("train_dataset_weights=[1]", "sampler=sequential"), "train_dataset_weights", "sampler=sequential"),
+        (("eval_datasets=[a, b]", "eval_dataset_splits=[t]"), "eval_dataset_splits", "1 entries for 2"),
+        (("eval_dataset_splits=[t]",), "eval_dataset_splits", "1 entries for 0"),
+        (("eval_dataset_names=[t]",), "eval_dataset_names", "1 entries for 0"),
+        (("sampler=custom",), "sampler_class_path", "is missing"),
+        (("sampler=custom", "sampler_class_path=Sampler"), "sampler_class_path", "is not the dotted path"),
+        (("sampler_class_path=my.Sampler",), "sampler_class_path", "no effect on sampler=random"),
+        (("sampler_kwargs={a: 1}",), "sampler_kwargs", "no effect on sampler=random"),
+        (("max_ckpts_to_keep=0",), "max_ckpts_to_keep", "would keep no checkpoint"),
+        (("ckpt_interval=5",), "ckpt_interval", "there is no ckpt_path"),
+        (("resume_from=latest",), "resume_from", "there is no ckpt_path"),
+        (("resume_from=lastest", "ckpt_path=c"), "resume_from", "nor latest"),
+        (("hf_save_interval=5",), "hf_save_interval", "neither export_path nor ckpt_path"),
+        (("optimizer_config.adam_betas=[0.9]",), "optimizer_config.adam_betas", "1 entries, not 2"),
+        (("optimizer_config.num_warmup_steps=1.5",), "optimizer_config.num_warmup_steps", "neither a number of steps"),
+        (
+            ("optimizer_config.num_warmup_steps=5", "optimizer_config.scheduler=constant"),
+            "optimizer_config.num_warmup_steps",
+            "no effect on scheduler=constant",
+        ),
+        (("train_datasets=['']",), "train_datasets", "an empty path"),
+        (("model.path=",), "model.path", "an empty path"),
+        (("train_datasets=https://x/y.jsonl",), "train_datasets", "https:// is no place that is read"),
+        (("cache_dir=s3://b/c",), "cache_dir", "must be a local folder"),
+        (("log_dir=s3://b/c",), "log_dir", "must be a local folder"),
+        (("run_name=",), "run_name", "cannot name a folder"),
+        (("run_name=../x",), "run_name", "cannot name a folder"),
+        (("sequence_parallel_size=3",), "sequence_parallel_size", "does not divide the 4 processes"),
+        (("fsdp_config.fsdp_size=3",), "fsdp_config.fsdp_size", "does not divide the 4 processes"),
+        (("dummy_run_full_ctx=true",), "dummy_run_full_ctx", "needs max_length"),
+    ],
+)
+def test_rules_between_keys(words, key, said):
+    config = load(*words)
+    assert any(said in p.message for p in find_problems(config, environment={}) if p.key == key)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "said"),
+    [
+        (("sequence_parallel_size=2",), "sequence_parallel_size", "is for FSDP only"),
+        (
+            ("megatron_config.tensor_model_parallel_size=3",),
+            "megatron_config.tensor_model_parallel_size",
+            "tensor 3 * pipeline 1 * context 1 does not divide 4 processes",
+        ),
+        (
+            (
+                "megatron_config.tensor_model_parallel_size=2",
+                "megatron_config.pipeline_model_parallel_size=2",
+                "megatron_config.context_parallel_size=2",
+            ),
+            "megatron_config.tensor_model_parallel_size",
+            "tensor 2 * pipeline 2 * context 2 does not divide 4 processes",
+        ),
+        (
+            ("megatron_config.expert_model_parallel_size=3",),
+            "megatron_config.expert_model_parallel_size",
+            "does not divide the 4 processes of a pipeline stage",
+        ),
+        (
+            ("megatron_config.tensor_model_parallel_size=4", "megatron_config.sequence_parallel_size=2"),
+            "megatron_config.sequence_parallel_size",
+            "is neither 1 nor tensor_model_parallel_size=4",
+        ),
+        (
+            ("megatron_config.virtual_pipeline_model_parallel_size=2",),
+            "megatron_config.virtual_pipeline_model_parallel_size",
+            "needs pipeline_model_parallel_size above 1",
+        ),
+    ],
+)
+def test_megatron_rules_stand_beside_its_refusal(words, key, said):
+    found = find_problems(load(*_MEGATRON, *words), environment={})
+    assert any(problem.key == key and said in problem.message for problem in found)
+    assert any(problem.key == "strategy" and "not built yet" in problem.message for problem in found)
+
+
+def test_megatron_sizes_that_fit_are_only_refused():
+    words = (
+        "megatron_config.tensor_model_parallel_size=2",
+        "megatron_config.sequence_parallel_size=2",
+        "megatron_config.pipeline_model_parallel_size=2",
+    )
+    assert broken(*_MEGATRON, *words) == {"strategy": "the Megatron backend is not built yet"}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "strategy=megatron",
+        "launcher=ray",
+        "placement.num_nodes=2",
+        "placement.num_gpus_per_node=4",
+        "sequence_parallel_size=2",
+        "model.lora.rank=8",
+        "fsdp_config.cpu_offload=true",
+        "fsdp_config.compile=true",
+        "fsdp_config.fsdp_size=2",
+        "fsdp_config.mixed_precision.param_dtype=bfloat16",
+        "fsdp_config.mixed_precision.reduce_dtype=bfloat16",
+        "model.attention=flash",
+        "model.attention=flex",
+        "model.path=s3://b/m",
+        "train_datasets=gs://b/d",
+        "eval_datasets=s3://b/d",
+        "eval_pretokenized_dataset_paths=gcs://b/d",
+        "ckpt_path=s3://b/c",
+        "export_path=gs://b/c",
+        "resume_from=s3://b/c/global_step_5",
+        "batch_tokens=100",
+        "label_smoothing=0.1",
+        "z_loss=1e-4",
+        "model.freeze=vision",
+        "optimizer_config.lr_by_part={vision: 1e-6}",
+        "model.router_aux_loss_coef=0.01",
+        "images=lazy",
+        "eval_generate.prompts=[hello]",
+        "torch_profiler_config={wait: 1}",
+        "record_memory=true",
+        "megatron_config.virtual_pipeline_model_parallel_size=2",
+        "megatron_config.cpu=true",
+        "logger=wandb",
+        "logger=[console, tensorboard]",
+        "dummy_run_full_ctx=true",
+    ],
+)
+def test_what_is_not_built_yet_is_refused_by_name(word):
+    key = word.partition("=")[0]
+    found = find_problems(load(word), environment={})
+    assert any(problem.key == key and "is not built yet" in problem.message for problem in found)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "strategy=fsdp",
+        "launcher=local",
+        "placement.num_nodes=1",
+        "placement.num_gpus_per_node=1",
+        "sequence_parallel_size=1",
+        "model.lora.rank=0",
+        "model.lora.alpha=32",
+        "fsdp_config.cpu_offload=false",
+        "fsdp_config.fsdp_size=None",
+        "fsdp_config.fsdp_size=1",
+        "fsdp_config.activation_checkpointing=true",
+        "fsdp_config.reshard_after_forward=false",
+        "fsdp_config.mixed_precision.reduce_dtype=float32",
+        "model.attention=sdpa",
+        "batch_tokens=None",
+        "label_smoothing=0",
+        "z_loss=0.0",
+        "model.freeze=[]",
+        "optimizer_config.lr_by_part={}",
+        "images=pixels",
+        "eval_generate.prompts=None",
+        "eval_generate.every=2",
+        "torch_profiler_config=None",
+        "record_memory=false",
+        "megatron_config.tensor_model_parallel_size=1",
+        "megatron_config.cpu=false",
+        "logger=console",
+        "logger=[]",
+        "dummy_run_full_ctx=false",
+        "max_ckpts_to_keep=1",
+        "ckpt_path=/c",
+        "resume_from=/c/global_step_12/",
+        "callbacks=my.Callback",
+        "train_dataset_weights=[2]",
+        "run_name=a/b",
+    ],
+)
+def test_neutral_and_built_values_pass(word):
+    assert broken(word) == {}
+
+
+def test_what_is_built_passes_together():
+    words = (
+        "use_sequence_packing=true",
+        "max_length=8",
+        "max_tokens_per_microbatch=8",
+        "ckpt_path=c",
+        "ckpt_interval=2",
+    )
+    more = ("hf_save_interval=2", "resume_from=latest", "eval_datasets=e.jsonl", "eval_interval=3", *_CUSTOM)
+    assert broken(*words, *more, "sampler_kwargs={seed: 3}", "optimizer_config.num_warmup_steps=0.1") == {}
+
+
+def test_an_unknown_part_is_named():
+    found = broken("optimizer_config.lr_by_part={eyes: 1e-6}")
+    assert "optimizer_config.lr_by_part" in found
+
+
+def test_training_needs_data():
+    assert broken(base=_NONE_GIVEN) == {"train_datasets": "no training data is named"}
+    assert broken("train_datasets=[]", base=_NONE_GIVEN) == {"train_datasets": "no training data is named"}
+
+
+@pytest.mark.parametrize(
+    ("purpose", "words", "keys"),
+    [
+        (Purpose.EVALUATE, ("eval_datasets=e",), []),
+        (Purpose.EVALUATE, ("train_datasets=d",), ["eval_datasets"]),
+        (Purpose.EVALUATE, ("eval_datasets=e", "eval_interval=5"), []),
+        (Purpose.TOKENIZE, ("train_datasets=d",), []),
+        (Purpose.TOKENIZE, ("eval_datasets=d",), []),
+        (Purpose.TOKENIZE, ("pretokenized_dataset_paths=d",), ["train_datasets"]),
+        (Purpose.TRAIN, ("pretokenized_dataset_paths=d",), []),
+    ],
+)
+def test_each_purpose_needs_its_data(purpose, words, keys):
+    config = load_config(None, ["model.path=m", *words])
+    assert [problem.key for problem in find_problems(config, purpose=purpose, environment={})] == keys
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"RANK": "0", "WORLD_SIZE": "2"}, {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}],
+)
+def test_being_a_rank_already_is_refused(environment):
+    found = broken(**environment)
+    assert set(found) == {"placement"}
+    assert "2 processes; running as several is not built yet" in found["placement"]
+
+
+def test_one_process_under_torchrun_passes():
+    assert broken("placement.num_gpus_per_node=1", RANK="0", WORLD_SIZE="1") == {}
+
+
+def test_an_explicit_placement_must_be_the_environments_world():
+    found = broken("placement.num_gpus_per_node=1", RANK="0", WORLD_SIZE="2")
+    said = "1 nodes of 1 GPUs are not the 2 processes that the environment has started"
+    assert found["placement.num_gpus_per_node"] == said
+
+
+def test_several_nodes_need_a_launcher_that_reaches_them():
+    found = find_problems(load("placement.num_nodes=2"), environment={})
+    fixes = [problem.fix for problem in found if problem.key == "placement.num_nodes"]
+    assert any("torchrun" in fix and "launcher=ray" in fix for fix in fixes)
+
+
+def test_the_environments_world_decides_what_divides():
+    config = load(*_MEGATRON, "megatron_config.tensor_model_parallel_size=8")
+    environment = {"RANK": "0", "WORLD_SIZE": "16"}
+    keys = {problem.key for problem in find_problems(config, environment=environment)}
+    assert keys == {"strategy", "placement"}
+
+
+def test_rules_are_found_from_this_process_environment(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert [problem.key for problem in find_problems(load(*WORDS))] == ["placement"]

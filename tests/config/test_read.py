@@ -1,0 +1,219 @@
+import json
+
+import pytest
+
+from burnish.config import SFTConfig, load_config
+from burnish.errors import ConfigError
+from tests.config.configs import WORDS, load, refused
+
+
+def _load(tmp_path, text, *words):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    return load_config(file, [*WORDS, *words])
+
+
+def _keys(tmp_path, text, *words):
+    with pytest.raises(ConfigError) as error:
+        _load(tmp_path, text, *words)
+    return [problem.key for problem in error.value.problems]
+
+
+def test_yaml_is_read_by_the_type_of_the_key(tmp_path):
+    text = """
+        run_name: 007
+        project_name: yes
+        tags: [1.0, on, null]
+        optimizer_config: {lr: 1e-4, adam_betas: [.9, 0.99]}
+        force_recache: yes
+        max_length:
+        cache_dir: ~
+        chat_template: null
+        train_dataset_splits: ["train[:100]"]
+        sampler_kwargs: {number: 40, text: "40", flag: true, none: null, id: 007, list: [1, a]}
+        callbacks:
+          - my.First
+          - my.Second: {every: 3}
+    """
+    config = _load(tmp_path, text)
+    assert (config.run_name, config.project_name, config.tags) == ("007", "yes", ("1.0", "on", "null"))
+    assert (config.optimizer_config.lr, config.optimizer_config.adam_betas) == (1e-4, (0.9, 0.99))
+    assert (config.force_recache, config.max_length, config.cache_dir, config.chat_template) == (True, None, None, None)
+    kwargs = {"number": 40, "text": "40", "flag": True, "none": None, "id": "007", "list": [1, "a"]}
+    assert config.sampler_kwargs == kwargs
+    assert config.callback_specs == (("my.First", {}), ("my.Second", {"every": 3}))
+
+
+def test_dotted_and_nested_yaml_are_the_same(tmp_path):
+    nested = _load(
+        tmp_path, "optimizer_config:\n  lr: 1e-4\nfsdp_config:\n  mixed_precision: {reduce_dtype: float32}\n"
+    )
+    dotted = _load(tmp_path, "optimizer_config.lr: 1e-4\nfsdp_config.mixed_precision.reduce_dtype: float32\n")
+    assert nested == dotted
+    assert nested.explicit_keys == dotted.explicit_keys
+
+
+def test_an_override_changes_one_value(tmp_path):
+    text = "optimizer_config: {lr: 1e-4, eps: 1e-6}\nsampler_kwargs: {a: 1, b: 2}\n"
+    config = _load(tmp_path, text, "optimizer_config.lr=3e-4", "sampler_kwargs.a=5")
+    assert (config.optimizer_config.lr, config.optimizer_config.eps) == (3e-4, 1e-6)
+    assert config.sampler_kwargs == {"a": 5, "b": 2}
+
+
+def test_a_section_in_one_word_changes_what_it_names(tmp_path):
+    config = _load(tmp_path, "optimizer_config: {lr: 1e-4, eps: 1e-6}", "optimizer_config={lr: 3e-4}")
+    assert (config.optimizer_config.lr, config.optimizer_config.eps) == (3e-4, 1e-6)
+
+
+def test_a_mapping_in_one_word_replaces_the_mapping(tmp_path):
+    assert _load(tmp_path, "sampler_kwargs: {a: 1}", "sampler_kwargs={b: 2}").sampler_kwargs == {"b": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "steps", "epochs"),
+    [
+        ("num_epochs: 2", "num_steps=5", 5, None),
+        ("num_steps: 2", "num_epochs=5", None, 5),
+        ("num_epochs: 2", "num_steps=None", None, 2),
+        ("{num_epochs: 2, num_steps: null}", "num_steps=5", 5, None),
+    ],
+)
+def test_steps_and_epochs_replace_each_other(tmp_path, text, word, steps, epochs):
+    config = _load(tmp_path, text, word)
+    assert (config.num_steps, config.num_epochs) == (steps, epochs)
+
+
+def test_both_in_one_place_stay_for_the_rules(tmp_path):
+    in_file = _load(tmp_path, "{num_epochs: 2, num_steps: 3}", "num_steps=5")
+    on_line = load("num_epochs=2", "num_steps=5")
+    assert [(c.num_steps, c.num_epochs) for c in (in_file, on_line)] == [(5, 2), (5, 2)]
+
+
+def test_all_problems_at_once():
+    found = refused(
+        "num_step=5",
+        "batch_size=x",
+        "optimizer_config.lr=fast",
+        "train_on_what=last",
+        "max_length=8",
+        "max_tokens_per_microbatch=4",
+        "eval_interval=5",
+        "model.lora.rank=8",
+    )
+    assert set(found) == {
+        "num_step",
+        "batch_size",
+        "optimizer_config.lr",
+        "train_on_what",
+        "max_tokens_per_microbatch",
+        "eval_interval",
+        "model.lora.rank",
+    }
+    assert found["train_on_what"].fix == "write train_on_what=last_assistant_message"
+
+
+def test_no_rule_is_blamed_on_a_key_that_could_not_be_read():
+    assert set(refused("train_datasets=", "pretokenized_dataset_path=/a")) == {"pretokenized_dataset_path"}
+    assert set(refused("use_sequence_packing=true", "max_length=x")) == {"max_length"}
+
+
+def test_a_missing_model_is_named():
+    with pytest.raises(ConfigError) as error:
+        load_config(None, ["num_step=3"])
+    assert [problem.key for problem in error.value.problems] == ["model.path", "num_step", "train_datasets"]
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("num_steps", "num_steps"),
+        ("optimizer_config=fast", "optimizer_config"),
+        ("optimizer_config={lr: 1", "optimizer_config"),
+        ("seed.x=1", "seed"),
+        ("seed=010", "seed"),
+        ("seed=1.5", "seed"),
+        ("seed=99999999999999999999", "seed"),
+        ("optimizer_config.lr=nan", "optimizer_config.lr"),
+        ("train_dataset_weights=[1, NaN]", "train_dataset_weights"),
+        ("train_dataset_weights=[0, 1]", "train_dataset_weights"),
+        ("train_dataset_weights=[-1, 2]", "train_dataset_weights"),
+        ("batch_size=0", "batch_size"),
+        ("micro_train_batch_size_per_gpu=0", "micro_train_batch_size_per_gpu"),
+        ("num_steps=0", "num_steps"),
+        ("num_epochs=-1", "num_epochs"),
+        ("max_length=1", "max_length"),
+        ("max_ckpts_to_keep=-2", "max_ckpts_to_keep"),
+        ("num_steps=true", "num_steps"),
+        ("callbacks={a.B: 1}", "callbacks"),
+        ("sampler_kwargs=40", "sampler_kwargs"),
+        ("=5", "=5"),
+    ],
+)
+def test_what_cannot_be_read(word, key):
+    assert set(refused(word)) == {key}
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("- a\n- b\n", "{file}"),
+        ("num_steps: [\n", "{file}"),
+        ("a: 1\n---\nb: 2\n", "{file}"),
+        ("? [a, b]\n: c\n", "{file}"),
+        ("optimizer_config: 3\n", "optimizer_config"),
+        ("tags: &x [*x]\n", "tags"),
+    ],
+)
+def test_a_file_that_is_no_config(tmp_path, text, key):
+    assert key.format(file=tmp_path / "run.yaml") in _keys(tmp_path, text)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "fsdp_config:\n"])
+def test_an_empty_file_changes_nothing(tmp_path, text):
+    assert _load(tmp_path, text) == load()
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(tmp_path / "none.yaml", WORDS)
+
+
+def test_yaml_that_is_not_text(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_bytes(b"run_name: \xff\xfe")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_config(file, WORDS)
+
+
+def test_plain_form_reads_back():
+    config = load(
+        "sampler_kwargs={a: 1, b: 'x'}", "callbacks=[a.B, {c.D: {every: 3}}]", "tags=[a, b]", "logger=console"
+    )
+    plain = json.loads(json.dumps(config.to_plain()))
+    assert SFTConfig(**plain) == config
+    explicit = SFTConfig(**json.loads(json.dumps(config.to_plain_explicit())))
+    assert explicit == config
+    assert explicit.explicit_keys == config.explicit_keys
+
+
+def test_yaml_form_reads_back(tmp_path):
+    config = load("run_name=007 é \U0001f600", "sampler_kwargs={a: '1', b: 2}", "max_length=None", "tags=['null', '#']")
+    file = tmp_path / "config.yaml"
+    file.write_text(config.to_yaml(), encoding="utf-8")
+    again = load_config(file)
+    assert again == config
+    assert again.explicit_keys == config.explicit_keys
+
+
+def test_a_config_is_frozen():
+    config = load()
+    with pytest.raises(ValueError, match="frozen"):
+        config.batch_size = 8
+
+
+def test_python_values_are_checked_by_type():
+    with pytest.raises(ConfigError) as error:
+        SFTConfig(model={"path": "m"}, run_name=7, batch_size=True, tags={"a": 1}, sampler_kwargs={"f": object()})
+    found = {problem.key: problem.fix for problem in error.value.problems}
+    assert set(found) == {"run_name", "batch_size", "tags", "sampler_kwargs"}
+    assert found["run_name"] == "quote it: run_name='7'"

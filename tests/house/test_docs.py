@@ -1,0 +1,46 @@
+"""The documentation is generated, whole and current; the examples are right."""
+
+import pytest
+
+from burnish import errors
+from burnish.config import SFTConfig, find_problems, load_config
+from burnish.config.docs import config_page, errors_page, key_groups
+from burnish.config.run import key_names
+from burnish.config.section import keys_of
+from tests.house.source import ROOT
+
+_DATA = ("facts.yaml",)
+"""Files under examples/ that are no RUN.yaml."""
+_EXAMPLES = [file for file in sorted((ROOT / "examples").rglob("*.y*ml")) if file.name not in _DATA]
+
+
+def test_every_key_has_a_sentence():
+    sentences = {key.name: key.field.description or "" for key in keys_of(SFTConfig)}
+    wrong = {name for name, text in sentences.items() if not text.endswith(".") or "\n" in text or text[0].islower()}
+    assert wrong == set()
+
+
+def test_every_key_is_in_a_group_once():
+    shown = [key.name for _, keys in key_groups() for key in keys]
+    assert sorted(shown) == sorted(key_names())
+
+
+def test_the_page_of_keys_is_current():
+    assert (ROOT / "docs/config.md").read_text(encoding="utf-8") == config_page(), "run make docs"
+    assert all(f"| `{name}` |" in config_page() for name in key_names())
+
+
+def test_the_page_of_errors_is_current():
+    assert (ROOT / "docs/errors.md").read_text(encoding="utf-8") == errors_page(), "run make docs"
+    classes = [name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(classes) >= 6
+    assert all(f"| `{name}` |" in errors_page() for name in classes)
+
+
+@pytest.mark.parametrize("file", _EXAMPLES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_example_is_right(file):
+    assert find_problems(load_config(file), environment={}) == []
+
+
+def test_there_are_examples():
+    assert _EXAMPLES
