@@ -1,6 +1,7 @@
 """SFTConfig: every key of a run, flat at the root, with sections for the model, the placement and the backends."""
 
 import json
+import re
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Annotated, Any
@@ -17,6 +18,8 @@ from burnish.config.parallel import FsdpConfig, MegatronConfig, PlacementConfig
 from burnish.config.section import Section, keys_of, sections_of
 from burnish.config.values import Whole, one_of, within
 from burnish.errors import ConfigError
+
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 class RunKeys(Section):
@@ -66,7 +69,7 @@ class SFTConfig(LogKeys, CheckpointKeys, EvalKeys, BatchKeys, DataKeys, RunKeys)
         """The effective config, a dotted key a line: those given, then the defaults as comments. It reads back."""
         explicit = self.explicit_keys
         values = {name: _plain(attrgetter(name)(self)) for name in key_names()}
-        lines = {name: f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()}
+        lines = {name: f"{name}: {_one_line(value)}" for name, value in values.items()}
         given = [lines[name] for name in lines if name in explicit]
         defaults = [f"# {lines[name]}" for name in lines if name not in explicit]
         return "\n".join([*given, "", "# defaults", *defaults, ""])
@@ -84,6 +87,11 @@ def _explicit(section: Section, prefix: str = "") -> Iterator[str]:
             yield from _explicit(value, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def _one_line(value: Any) -> str:
+    """JSON that YAML reads alike: escaped where YAML would break or refuse the line, but not into surrogate pairs."""
+    return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,15 @@
+import contextlib
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from burnish.config import SFTConfig, load_config
+from burnish.config.run import key_names
+from burnish.config.section import sections_of
 from burnish.errors import ConfigError
 from tests.config.configs import WORDS, load, refused
 
@@ -203,6 +210,34 @@ def test_yaml_form_reads_back(tmp_path):
     again = load_config(file)
     assert again == config
     assert again.explicit_keys == config.explicit_keys
+
+
+_ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@given(_ANY_TEXT, st.lists(_ANY_TEXT, max_size=3), st.dictionaries(_ANY_TEXT, _ANY_TEXT | st.integers() | st.none()))
+def test_any_value_reads_back_from_yaml(text, texts, kwargs):
+    config = SFTConfig(model={"path": "m"}, run_name=text, tags=texts, sampler_kwargs=kwargs)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_bytes(config.to_yaml().encode())
+        assert load_config(file) == config
+
+
+@given(st.lists(st.tuples(st.sampled_from([*key_names(), *sections_of(SFTConfig)]), _ANY_TEXT), max_size=4))
+def test_whatever_is_written_is_read_or_explained(pairs):
+    with contextlib.suppress(ConfigError):
+        config = load(*(f"{name}={text}" for name, text in pairs))
+        assert SFTConfig(**config.to_plain()) == config
+
+
+@given(st.binary(max_size=40))
+def test_whatever_a_file_holds_is_read_or_explained(content):
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_bytes(content)
+        with contextlib.suppress(ConfigError):
+            load_config(file, WORDS)
 
 
 def test_a_config_is_frozen():
