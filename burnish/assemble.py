@@ -249,9 +249,8 @@ def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator
         BurnishError: whatever the user has to mend, wherever it can be known before a device is asked for.
     """
     card = require_valid(config)
-    callbacks = Callbacks(
-        [load_callback(path, kwargs=kwargs) for spec in config.callbacks for path, kwargs in _callback(spec)]
-    )
+    log.info("effective config:\n%s", config.to_yaml())
+    callbacks = Callbacks([load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs])
     stores, evals = open_train(config, card), open_evals(config, card)
     checkpointer = build_checkpointer(config, stores)
     start = checkpointer.find(config.resume_from)
@@ -302,11 +301,6 @@ def _restore(state: Mapping[str, Any] | None, *, stream: BatchStream, callbacks:
     if state["num_steps"] != num_steps:
         log.info("the learning rate's horizon is %d steps now; it was %d", num_steps, state["num_steps"])
     return progress
-
-
-def _callback(spec: str | Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """(dotted path, kwargs) of ``path`` or ``{path: kwargs}``."""
-    return [(spec, {})] if isinstance(spec, str) else [(path, kwargs or {}) for path, kwargs in spec.items()]
 
 
 def _build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress) -> Trackers:

@@ -12,9 +12,6 @@ from typing import Any
 from burnish.config import Purpose, SFTConfig, load_config
 from burnish.config.values import read_whole
 from burnish.errors import ConfigError, Problem
-from burnish.log import get_logger
-
-log = get_logger(__name__)
 
 _DONE, _WRONG_INPUT = 0, 2
 
@@ -64,7 +61,6 @@ class Request:
 def train(request: Request) -> int:
     """Train."""
     config = request.config()
-    log.info("effective config:\n%s", config.to_yaml())
     from burnish import api
 
     return api.train(config)
