@@ -1,0 +1,185 @@
+"""A path becomes its shards, and a shard its rows as Arrow batches in the file's own types. Nothing is cast here.
+
+Its rule: what cannot be read whole is an error that names the file.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from burnish.data.jsonl import read_jsonl
+from burnish.data.validate import COLUMNS
+from burnish.errors import DataError
+from burnish.log import get_logger
+from burnish.storage.files import File, describe_file, list_files
+
+log = get_logger(__name__)
+
+TOKENS_A_BATCH = 1 << 20
+"""About how many tokens are in memory at a time."""
+
+
+class Format(StrEnum):
+    """How a shard is written."""
+
+    PARQUET = "Parquet"
+    JSONL = "JSON-lines"
+    ARROW = "Arrow"
+
+
+_SUFFIXES = {
+    **dict.fromkeys((".parquet", ".pq"), Format.PARQUET),
+    **{s + z: Format.JSONL for s in (".jsonl", ".json", ".ndjson") for z in ("", ".gz", ".zst")},
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), Format.ARROW),
+}
+_SIDECARS = {
+    *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json", "manifest.json"),
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "preprocessor_config.json", "stats.json"),
+}
+_SPLIT = re.compile(r"(?:^|[/_.-])(train|test|validation|valid|val|dev|eval)(?=[/_.-])")
+_KINDS = "Parquet (.parquet), JSON-lines (.jsonl .json .gz .zst), Arrow (.arrow) or a save_to_disk folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a store."""
+
+    file: File
+    format: Format
+
+
+def find_shards(path: Path) -> list[Shard]:
+    """The files of the store at ``path``, in the order of their rows.
+
+    Raises:
+        DataError: there is no store, more than one format, or more than one data set.
+    """
+    if path.is_file():
+        shard_format = _format_of(path.name)
+        if shard_format is None:
+            raise DataError(str(path), "is none of the formats that are read", fix=f"store rows as {_KINDS}")
+        return [Shard(describe_file(path), shard_format)]
+    if not path.is_dir():
+        raise DataError(str(path), "does not exist", fix="give the path of a file or a folder of shards")
+    if (path / "dataset_dict.json").is_file():
+        splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
+        raise _many_data_sets(path, f"is a DatasetDict of the splits {', '.join(splits)}", splits[0])
+    if (path / "state.json").is_file():
+        return _saved_to_disk(path)
+    return _walked(path)
+
+
+def _saved_to_disk(path: Path) -> list[Shard]:
+    """Only what its state names: caches of a ``map`` may lie beside the rows."""
+    names = [entry["filename"] for entry in json.loads((path / "state.json").read_text())["_data_files"]]
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        fix = "copy the whole folder again"
+        raise DataError(str(path), f"its state.json names {', '.join(missing)}, which is not there", fix=fix)
+    return [Shard(describe_file(path / name, name=name), Format.ARROW) for name in names]
+
+
+def _walked(path: Path) -> list[Shard]:
+    files = list_files(path)
+    saved = [file.name.removesuffix("/state.json") for file in files if file.name.endswith("/state.json")]
+    if saved:
+        raise _many_data_sets(path, f"holds the save_to_disk data sets {', '.join(saved)}", saved[0])
+    found = {file: _format_of(file.name) for file in files if Path(file.name).name not in _SIDECARS}
+    shards = [Shard(file, shard_format) for file, shard_format in found.items() if shard_format is not None]
+    counts = Counter(shard.format for shard in shards)
+    if len(counts) > 1:
+        text = " and ".join(f"{count} {kind} file{'s'[: count > 1]}" for kind, count in sorted(counts.items()))
+        raise DataError(str(path), f"mixes formats: {text}", fix="keep one format a folder")
+    if not shards:
+        others = Counter(Path(file.name).suffix or file.name for file in files)
+        text = ", ".join(f"{count} {suffix}" for suffix, count in sorted(others.items())) or "no file at all"
+        raise DataError(str(path), f"holds no rows ({text})", fix=f"store rows as {_KINDS}")
+    splits = Counter(match[1] for shard in shards if (match := _SPLIT.search(shard.file.name)))
+    if len(splits) > 1:
+        text = ", ".join(f"{name} ({count} files)" for name, count in splits.items())
+        log.warning("%s: joins what look like splits: %s; give one split's files a folder of their own", path, text)
+    return shards
+
+
+def _many_data_sets(path: Path, problem: str, first: str) -> DataError:
+    return DataError(str(path), f"{problem}, not one data set", fix=f"give the folder of one, such as {path / first}")
+
+
+def _format_of(name: str) -> Format | None:
+    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
+    return _SUFFIXES.get("".join(suffixes[-2:])) or _SUFFIXES.get("".join(suffixes[-1:]))
+
+
+def read_shard(shard: Shard) -> Iterator[pa.RecordBatch]:
+    """The rows of ``shard``, in order, only those columns that decide something.
+
+    Raises:
+        DataError: the file is damaged or cut short.
+    """
+    if shard.format is Format.JSONL:
+        return read_jsonl(shard.file.path)
+    if shard.format is Format.PARQUET:
+        return _read_parquet(shard.file.path)
+    return read_arrow(map_file(shard.file.path), file=shard.file.path)
+
+
+@contextmanager
+def damage_named(file: Path) -> Iterator[None]:
+    """Turn what a reader raises into an error that names ``file``."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise DataError(str(file), f"is damaged or cut short ({error})", fix="write or copy it again") from error
+
+
+def map_file(file: Path) -> pa.Buffer:
+    """The bytes of ``file``, mapped; they stay readable when the file is unlinked. No descriptor is kept."""
+    with damage_named(file), pa.memory_map(str(file)) as mapped:
+        return mapped.read_buffer()
+
+
+def read_arrow(mapped: pa.Buffer, *, file: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of an IPC file or stream, as views of ``mapped`` where it is not compressed."""
+    if mapped.size == 0:
+        raise DataError(str(file), "is empty (0 bytes)", fix="write or copy it again, or remove it")
+    source = pa.BufferReader(mapped)
+    with damage_named(file):
+        if mapped.slice(0, 6).to_pybytes() == b"ARROW1":
+            reader = pa.ipc.open_file(source)
+            yield from (_relevant(reader.get_batch(i)) for i in range(reader.num_record_batches))
+            return
+        stream = pa.ipc.open_stream(source)
+        end = source.tell()
+        for batch in stream:
+            end = source.tell()
+            yield _relevant(batch)
+    # A stream cut between two batches reads like a shorter one; only its end marker tells.
+    if mapped.slice(end, 8).to_pybytes() not in (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"):
+        fix = "write or copy it again"
+        raise DataError(str(file), "is cut short: the Arrow stream has no end-of-stream marker", fix=fix)
+
+
+def _read_parquet(file: Path) -> Iterator[pa.RecordBatch]:
+    if file.stat().st_size == 0:
+        raise DataError(str(file), "is empty (0 bytes)", fix="write or copy it again, or remove it")
+    with damage_named(file), pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False) as reader:
+        names = [name for name in reader.schema_arrow.names if name in COLUMNS]
+        for group in range(reader.num_row_groups):
+            meta = reader.metadata.row_group(group)
+            columns = [meta.column(i) for i in range(meta.num_columns)]
+            tokens = [c.num_values for c in columns if c.path_in_schema.partition(".")[0] == "input_ids"]
+            size = max(1, meta.num_rows * TOKENS_A_BATCH // max(1, *tokens, meta.num_rows))
+            yield from reader.iter_batches(size, row_groups=[group], columns=names)
+
+
+def _relevant(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.select([i for i, name in enumerate(batch.schema.names) if name in COLUMNS])

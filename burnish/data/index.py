@@ -1,0 +1,221 @@
+"""Where every row of a store lies, how long it is and how many targets it has, worked out once and kept in files.
+
+Two steps, each published as a folder. ``rows``: shards that cannot be sliced in place become Arrow files, one a shard,
+row by row. ``index``: the kept rows' byte addresses, lengths and target counts, and a digest of what they hold.
+The rule: both read a little at a time, whatever the size, and every row is checked before it is counted.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
+from burnish.config.choices import Truncation
+from burnish.data.formats import TOKENS_A_BATCH, Format, Shard, map_file, read_arrow, read_shard
+from burnish.data.validate import Place, Rows, check_rows, is_list
+
+ROWS_FILE = "files.json"
+INDEX_FILE = "index.json"
+FIELDS: Mapping[str, np.dtype[Any]] = {
+    "row": np.dtype(np.int64),
+    "ids_at": np.dtype(np.int64),
+    "mask_at": np.dtype(np.int64),
+    "length": np.dtype(np.int32),
+    "targets": np.dtype(np.int32),
+}
+"""One file each, an entry a kept row: number in its shard, bytes into the shard's Arrow file, sizes after truncation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What decides which rows are kept, and how much of them."""
+
+    max_length: int | None
+    truncation: Truncation
+    num_embeddings: int | None
+
+
+@dataclass(slots=True)
+class Index:
+    """What is known of a store beside the entries of its rows."""
+
+    starts: list[int] = field(default_factory=lambda: [0])
+    """[shards + 1] number of each shard's first kept row, and the number of kept rows"""
+    widths: list[Sequence[str]] = field(default_factory=list)
+    """[shards] the numpy types of ``input_ids`` and ``loss_mask``"""
+    rows: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    targets: int = 0
+    digest: str = ""
+
+
+def convert_shards(shards: Sequence[Shard], folder: Path) -> None:
+    """Write the shards that cannot be sliced in place as Arrow files into ``folder``; ``ROWS_FILE`` names them."""
+    names: list[str | None] = []
+    for number, shard in enumerate(shards):
+        names.append(None if _is_plain(shard) else f"{number:06d}.arrow")
+        if names[-1]:
+            _convert(shard, folder / names[-1])
+    (folder / ROWS_FILE).write_text(json.dumps(names))
+
+
+def arrow_files(shards: Sequence[Shard], folder: Path) -> list[Path]:
+    """For each shard the Arrow file that holds its rows: its own, or the one in ``folder``."""
+    names = json.loads((folder / ROWS_FILE).read_text())
+    return [folder / name if name else shard.file.path for shard, name in zip(shards, names, strict=True)]
+
+
+def _is_plain(shard: Shard) -> bool:
+    """Whether every list of integers lies in the mapped file as it is: not compressed, not boolean, not coded."""
+    if shard.format is not Format.ARROW:
+        return False
+    mapped = map_file(shard.file.path)
+    for batch in read_arrow(mapped, file=shard.file.path):
+        for name in ("input_ids", "loss_mask"):
+            if name not in batch.schema.names or not is_list(batch.column(name).type):
+                return True  # nothing to convert: the check will name it
+            values = batch.column(name).values
+            if not pt.is_integer(values.type) or not _lies_in(mapped, values.buffers()[1]):
+                return False
+    return True
+
+
+def _lies_in(mapped: pa.Buffer, part: pa.Buffer | None) -> bool:
+    if part is None or part.size == 0:
+        return True
+    return bool(mapped.address <= part.address and part.address + part.size <= mapped.address + mapped.size)
+
+
+def _convert(shard: Shard, target: Path) -> None:
+    with ExitStack() as stack:
+        writer = None
+        for _, rows in _checked(read_shard(shard), shard.file.path, num_embeddings=None):
+            columns = {
+                "input_ids": pa.LargeListArray.from_arrays(rows.offsets, rows.input_ids),
+                "loss_mask": pa.LargeListArray.from_arrays(rows.offsets, rows.loss_mask.astype(np.uint8, copy=False)),
+            }
+            batch = pa.RecordBatch.from_pydict(columns)
+            if writer is None:
+                writer = stack.enter_context(pa.ipc.new_file(str(target), batch.schema))
+            writer.write_batch(batch)
+        if writer is None:
+            stack.enter_context(pa.ipc.new_file(str(target), pa.schema([])))
+
+
+def _checked(
+    batches: Iterator[pa.RecordBatch], file: Path, *, num_embeddings: int | None
+) -> Iterator[tuple[int, Rows]]:
+    """Checked rows with the number of the first of them, cut so that their arrays stay small."""
+    first_row = 0
+    for batch in batches:
+        for start, part in _slices(batch):
+            place = Place(file, first_row + start)
+            yield place.first_row, check_rows(part, place=place, num_embeddings=num_embeddings)
+        first_row += len(batch)
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Stretches of about ``TOKENS_A_BATCH`` tokens, one row at least."""
+    if "input_ids" not in batch.schema.names or not is_list(batch.column("input_ids").type):
+        ends = np.array([len(batch)])
+    else:
+        lengths = pc.list_value_length(batch.column("input_ids")).fill_null(0).to_numpy(zero_copy_only=False)
+        # Rows count as well as tokens, or a million empty ones would be one stretch.
+        ends = np.cumsum(lengths.astype(np.int64) + 1)
+    start = 0
+    while start < len(batch):
+        before = ends[start - 1] if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + TOKENS_A_BATCH, side="right")))
+        yield start, batch.slice(start, stop - start)
+        start = stop
+
+
+def build_index(shards: Sequence[Shard], files: Sequence[Path], folder: Path, *, rules: Rules) -> None:
+    """Check all rows of ``shards``, which ``files`` hold as Arrow, and write the entries of the kept ones.
+
+    Raises:
+        DataError: a row is not what a store holds; or is too long where that is to be an error.
+    """
+    index, digest = Index(), hashlib.sha256()
+    with ExitStack() as stack:
+        outputs = {name: stack.enter_context((folder / name).open("wb")) for name in FIELDS}
+        for shard, file in zip(shards, files, strict=True):
+            _index_shard(shard, file, outputs, index=index, digest=digest, rules=rules)
+    index.digest = digest.hexdigest()
+    (folder / INDEX_FILE).write_text(json.dumps(asdict(index)))
+
+
+def read_index(folder: Path) -> Index:
+    """What ``build_index`` wrote beside the entries."""
+    return Index(**json.loads((folder / INDEX_FILE).read_text()))
+
+
+def _index_shard(
+    shard: Shard, file: Path, outputs: Mapping[str, IO[bytes]], *, index: Index, digest: Any, rules: Rules
+) -> None:
+    mapped = map_file(file)
+    kept, widths = index.starts[-1], ("<i4", "|u1")
+    batches = read_arrow(mapped, file=file)
+    for first_row, rows in _checked(batches, shard.file.path, num_embeddings=rules.num_embeddings):
+        entries, dropped = _entries(rows, mapped.address, place=Place(shard.file.path, first_row), rules=rules)
+        for reason, chosen in dropped.items():
+            index.dropped[reason] = index.dropped.get(reason, 0) + int(chosen.sum())
+        keep = ~np.logical_or.reduce(list(dropped.values()))
+        for name, dtype in FIELDS.items():
+            outputs[name].write(entries[name][keep].astype(dtype).tobytes())
+        seen = np.stack([entries["length"], entries["targets"], _content(rows)], axis=1, dtype="<u8", casting="unsafe")
+        digest.update(seen[keep].tobytes())
+        index.rows += len(keep)
+        index.tokens += int(entries["length"][keep].sum())
+        index.targets += int(entries["targets"][keep].sum())
+        kept += int(keep.sum())
+        widths = (rows.input_ids.dtype.str, rows.loss_mask.dtype.str)
+    index.starts.append(kept)
+    index.widths.append(widths)
+
+
+def _entries(
+    rows: Rows, base: int, *, place: Place, rules: Rules
+) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.bool_]]]:
+    """The entries of all ``rows``, whose arrays lie in the file mapped at ``base``, and which to drop for what."""
+    starts, lengths = rows.offsets[:-1], np.diff(rows.offsets)
+    too_long = lengths > (rules.max_length or np.inf)
+    if rules.truncation is Truncation.ERROR and too_long.any():
+        row = int(np.flatnonzero(too_long)[0])
+        problem = f"has {lengths[row]} tokens, more than max_length={rules.max_length}"
+        place.reject(row, problem, fix="raise max_length, or set truncation to right or drop")
+    if rules.truncation is Truncation.RIGHT and rules.max_length:
+        lengths = np.minimum(lengths, rules.max_length)
+        too_long = np.zeros(len(lengths), np.bool_)
+    sums = np.concatenate([[0], np.cumsum(rows.loss_mask, dtype=np.int64)])
+    # Nothing stands before position 0 to predict it from.
+    targets = sums[starts + lengths] - sums[starts + np.minimum(lengths, 1)]
+    entries = {
+        "row": place.first_row + np.arange(len(lengths)),
+        "ids_at": rows.input_ids.ctypes.data - base + starts * rows.input_ids.itemsize,
+        "mask_at": rows.loss_mask.ctypes.data - base + starts * rows.loss_mask.itemsize,
+        "length": lengths,
+        "targets": targets,
+    }
+    return entries, {"too_long": too_long, "no_target": ~too_long & (targets == 0)}
+
+
+def _content(rows: Rows) -> NDArray[np.uint64]:
+    """[rows] a checksum of each row's tokens, masks and their places (Fletcher 1982, modulo 2**64), equal in any width."""
+    values = rows.input_ids.astype(np.uint64) * 2 + rows.loss_mask.astype(np.uint64)
+    once = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values)])
+    twice = np.concatenate([np.zeros(1, np.uint64), np.cumsum(once[1:])])
+    starts, ends = rows.offsets[:-1], rows.offsets[1:]
+    # once[k] sums the values before k, so this sums value * (number of places from it to the row's end).
+    content: NDArray[np.uint64] = twice[ends] - twice[starts] - (ends - starts).astype(np.uint64) * once[starts]
+    return content
