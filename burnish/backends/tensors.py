@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from burnish.data.batch import IGNORE, Batch, MicroBatch
 from burnish.models.attention import Segments
-from burnish.models.flops import step_flops
-from burnish.models.load import ModelCard
 
 
 def model_inputs(micro_batch: MicroBatch, *, device: torch.device) -> dict[str, Any]:
@@ -34,18 +32,6 @@ def target_counts(batch: Batch, *, num_sources: int) -> NDArray[np.int64]:
         sources = micro_batch.segment_sources[micro_batch.labels != IGNORE]
         counts += np.bincount(sources, minlength=num_sources)
     return counts
-
-
-def batch_flops(batch: Batch, *, card: ModelCard) -> float:
-    """Operations of this rank's part of a step, forward and backward; padding and recomputation are not counted."""
-    lengths = [
-        int(length)
-        for micro_batch in batch.micro_batches
-        for row in micro_batch.segment_ids
-        for length in np.bincount(row)[1:]
-    ]
-    num_targets = sum(int((micro_batch.labels != IGNORE).sum()) for micro_batch in batch.micro_batches)
-    return step_flops(card, lengths=lengths, num_targets=num_targets)
 
 
 def memory_peak_gib(device: torch.device) -> float:

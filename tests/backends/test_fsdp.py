@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from burnish.backends.fsdp import shard
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.fsdp.tensor_files import TensorReader
 from burnish.config.choices import Schedule
@@ -75,6 +76,22 @@ def test_steps_equal_the_hand_written_loop(model_dir, reference, layout, tmp_pat
 def test_settings_that_must_not_change_the_numbers(model_dir, reference, settings):
     with open_backend(model_dir, **settings) as backend:
         assert [r.loss for r in run(backend)] == pytest.approx(reference[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_gathered_by_themselves_change_no_number(model_dir, reference, dtype, monkeypatch, tmp_path):
+    with open_backend(model_dir, dtype=dtype) as backend:
+        together = [r.loss for r in run(backend)]
+    monkeypatch.setattr(shard, "MIN_LAYER_PARAMETERS", 0)
+    for number, settings in enumerate(({}, {"reshard_after_forward": False}, {"activation_checkpointing": True})):
+        folder = tmp_path / str(number)
+        with open_backend(model_dir, dtype=dtype, **settings) as backend:
+            assert [r.loss for r in run(backend)] == pytest.approx(together, rel=1e-6)
+            backend.save(folder).wait()
+            ahead = run(backend, first=5)[3].loss
+            backend.eval_loss(batch_of(STEPS[0]))
+            backend.load(folder)
+            assert run(backend, first=5)[3].loss == ahead
 
 
 @pytest.mark.parametrize("family", ["gemma2", "phi", "qwen3-moe"])

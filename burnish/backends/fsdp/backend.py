@@ -4,6 +4,8 @@ Its rule: everything a step depends on comes with the batch (rows, step number);
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,13 +14,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from burnish.backends.base import StepResult
 from burnish.backends.comm import join, leave, sum_over_ranks
 from burnish.backends.fsdp.shard import shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
-from burnish.backends.optimizer import build_optimizer, learning_rate, optimizer_tensors
+from burnish.backends.optimizer import build_optimizer, optimizer_tensors
+from burnish.backends.optimizer import learning_rate as rate_of_step
 from burnish.backends.tensors import memory_peak_gib, model_inputs, target_counts
 from burnish.config.choices import Schedule
 from burnish.data.batch import Batch
@@ -32,7 +36,35 @@ from burnish.models.probe import head_problem, isolation_problem
 
 
 class FsdpBackend:
-    """Implements :class:`burnish.backends.base.Backend`."""
+    """Implements :class:`burnish.backends.base.Backend`.
+
+    Making one loads the model, spreads it and tries it out.
+
+    Args:
+        model_path: folder or hub id.
+        num_steps: horizon of the schedule.
+        num_sources: sources the loss is told apart by.
+        seed: of dropout.
+        dtype: ``bfloat16`` or ``float32`` compute; by default the first on a GPU, the second on a CPU.
+        device: ``cuda`` or ``cpu``; by default a GPU where there is one.
+        trust_remote_code: run code that comes with the model.
+        chat_template: text that replaces the tokenizer's in exports.
+        share_rows: whether rows may hold several segments.
+        optimizer: its name.
+        learning_rate: the highest.
+        adam_betas: of AdamW.
+        eps: of AdamW.
+        weight_decay: of AdamW; not of norms and biases.
+        max_grad_norm: gradients above it are scaled down to it; None or 0 leaves them.
+        schedule: shape of the learning rate.
+        num_warmup_steps: below 1 a share of ``num_steps``.
+        min_lr_ratio: where the schedule ends, as a share of ``learning_rate``.
+        activation_checkpointing: compute layers again in the backward rather than keep their insides.
+        reshard_after_forward: give a layer's weights up between forward and backward.
+
+    Raises:
+        BurnishError: the model is missing, cannot be trained faithfully, or cannot share rows.
+    """
 
     def __init__(
         self,
@@ -58,63 +90,31 @@ class FsdpBackend:
         activation_checkpointing: bool = False,
         reshard_after_forward: bool = True,
     ) -> None:
-        """Load the model, spread it and try it out.
-
-        Args:
-            model_path: folder or hub id.
-            num_steps: horizon of the schedule.
-            num_sources: sources the loss is told apart by.
-            seed: of dropout.
-            dtype: ``bfloat16`` or ``float32`` compute; by default the first on a GPU, the second on a CPU.
-            device: ``cuda`` or ``cpu``; by default a GPU where there is one.
-            trust_remote_code: run code that comes with the model.
-            chat_template: text that replaces the tokenizer's in exports.
-            share_rows: whether rows may hold several segments.
-            optimizer: its name.
-            learning_rate: the highest.
-            adam_betas: of AdamW.
-            eps: of AdamW.
-            weight_decay: of AdamW; not of norms and biases.
-            max_grad_norm: gradients above it are scaled down to it; None or 0 leaves them.
-            schedule: shape of the learning rate.
-            num_warmup_steps: below 1 a share of ``num_steps``.
-            min_lr_ratio: where the schedule ends, as a share of ``learning_rate``.
-            activation_checkpointing: compute layers again in the backward rather than keep their insides.
-            reshard_after_forward: give a layer's weights up between forward and backward.
-
-        Raises:
-            BurnishError: the model is missing, cannot be trained faithfully, or cannot share rows.
-        """
-        self._ranks = join(device)
-        on_gpu = self._ranks.device.type == "cuda"
-        self._dtype: torch.dtype = getattr(torch, dtype or ("bfloat16" if on_gpu else "float32"))
+        model = load_model(model_path, trust_remote_code=trust_remote_code)
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        self._model = LossModel(load_model(model_path, trust_remote_code=trust_remote_code), num_sources=num_sources)
-        mesh = init_device_mesh(self._ranks.device.type, (self._ranks.world_size,))
-        self._spread = shard(
-            self._model,
-            mesh=mesh,
-            dtype=self._dtype,
-            reshard_after_forward=reshard_after_forward,
-            activation_checkpointing=activation_checkpointing,
+        self._rate = partial(
+            rate_of_step,
+            schedule=schedule,
+            lr=learning_rate,
+            num_steps=num_steps,
+            num_warmup_steps=num_warmup_steps,
+            min_lr_ratio=min_lr_ratio,
         )
-        # A group of its own: the saving thread's messages must not mix with training's.
-        self._save_group = dist.new_group(backend="gloo")
-        self._parameters = {name.removeprefix("model."): p for name, p in self._model.named_parameters()}
-        self._optimizer = build_optimizer(
-            self._parameters.values(), name=optimizer, betas=adam_betas, eps=eps, weight_decay=weight_decay
-        )
-        self._num_sources = num_sources
-        self._seed = seed
-        self._max_grad_norm = max_grad_norm
-        self._schedule: dict[str, Any] = {
-            "schedule": schedule,
-            "lr": learning_rate,
-            "num_steps": num_steps,
-            "num_warmup_steps": num_warmup_steps,
-            "min_lr_ratio": min_lr_ratio,
-        }
-        self._try_out(model_path, share_rows=share_rows)
+        self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, max_grad_norm
+        self._ranks = join(device)
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._dtype = _compute_dtype(dtype, self._ranks.device)
+            self._spread(
+                model,
+                reshard_after_forward=reshard_after_forward,
+                activation_checkpointing=activation_checkpointing,
+            )
+            self._optimizer = build_optimizer(
+                self._parameters.values(), name=optimizer, betas=adam_betas, eps=eps, weight_decay=weight_decay
+            )
+            self._try_out(model_path, share_rows=share_rows)
+            undo.pop_all()
 
     @property
     def layout(self) -> Layout:
@@ -138,7 +138,7 @@ class FsdpBackend:
         self._model.train()
         sums = torch.zeros(self._num_sources, dtype=torch.float64, device=self._ranks.device)
         for index, micro_batch in enumerate(batch.micro_batches):
-            self._spread.set_requires_gradient_sync(index == len(batch.micro_batches) - 1)
+            self._sharded.set_requires_gradient_sync(index == len(batch.micro_batches) - 1)
             self._seed_dropout(batch.step, index)
             loss, by_source = self._model(**model_inputs(micro_batch, device=self._ranks.device))
             (loss / max(1, batch.num_targets)).backward()
@@ -147,7 +147,7 @@ class FsdpBackend:
         totals = sum_over_ranks([*sums.tolist(), *counts.tolist()], ranks=self._ranks)
         loss_sums = totals[: self._num_sources]
         forward_backward = perf_counter() - began
-        lr = learning_rate(batch.step, **self._schedule)
+        lr = self._rate(batch.step)
         grad_norm = self._clipped_norm()
         skipped = not np.isfinite([*loss_sums, grad_norm]).all()
         if not skipped:
@@ -194,7 +194,9 @@ class FsdpBackend:
             CheckpointError: the folder is not a checkpoint of this model.
         """
         # An evaluation leaves gathered copies of the weights behind; they would outlive what is loaded here.
-        self._spread.reshard()
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         load_in_place(self._tensors(weights_only=weights_only), folder, group=self._save_group)
 
     def export(self, folder: Path) -> None:
@@ -214,6 +216,19 @@ class FsdpBackend:
     def close(self) -> None:
         """Give back the device and leave the process group."""
         leave(self._ranks)
+
+    def _spread(self, model: Any, *, reshard_after_forward: bool, activation_checkpointing: bool) -> None:
+        self._model = LossModel(model, num_sources=self._num_sources)
+        self._sharded = shard(
+            self._model,
+            mesh=init_device_mesh(self._ranks.device.type, (self._ranks.world_size,)),
+            dtype=self._dtype,
+            reshard_after_forward=reshard_after_forward,
+            activation_checkpointing=activation_checkpointing,
+        )
+        # A group of its own: the saving thread's messages must not mix with training's.
+        self._save_group = dist.new_group(backend="gloo")
+        self._parameters = {name.removeprefix("model."): p for name, p in self._model.named_parameters()}
 
     def _try_out(self, model_path: str, *, share_rows: bool) -> None:
         self._model.eval()
@@ -268,6 +283,11 @@ class FsdpBackend:
         model = self._model.model
         saved = model.state_dict().keys()
         return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
+def _compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    return names[name or ("bfloat16" if device.type == "cuda" else "float32")]
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> set[int]:

@@ -10,6 +10,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from burnish.models.loss import LossModel
 
+MIN_LAYER_PARAMETERS = 2**20
+"""A smaller layer is gathered with the rest: by itself it would cost more time than it saves memory."""
+
 
 def shard(
     model: LossModel,
@@ -19,7 +22,9 @@ def shard(
     reshard_after_forward: bool,
     activation_checkpointing: bool,
 ) -> FSDPModule:
-    """Spread ``model`` over ``mesh``, in place, and return it; every decoder layer is gathered by itself, the rest together.
+    """Spread ``model`` over ``mesh``, in place, and return it.
+
+    Every decoder layer is gathered by itself, the rest together.
 
     Args:
         model: float32, on the CPU; afterwards it is on the mesh's devices.
@@ -29,12 +34,14 @@ def shard(
         activation_checkpointing: whether a layer keeps its input only, and is computed again in the backward.
     """
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
-    settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": reshard_after_forward}
+    settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     for layer in decoder_layers(model.model):
         if activation_checkpointing:
             checkpoint(layer)
-        fully_shard(layer, **settings)
-    spread: FSDPModule = fully_shard(model, **settings)
+        if sum(parameter.numel() for parameter in layer.parameters()) >= MIN_LAYER_PARAMETERS:
+            fully_shard(layer, **settings, reshard_after_forward=reshard_after_forward)
+    # Its backward follows at once: embedding and head would be gathered again for nothing.
+    spread: FSDPModule = fully_shard(model, **settings, reshard_after_forward=False)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
