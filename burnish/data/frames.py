@@ -171,7 +171,7 @@ def learn_frame(probe: Probe, special: re.Pattern[str]) -> Frame:
     """
     after_user = [probe.blocks(before, _REPLIES, after) for before, after in _AFTER_USER]
     after_tool = [probe.blocks(before, _REPLIES, after) for before, after in _AFTER_TOOL]
-    first = [probe.blocks(before, _REPLIES, after) for before, after in _FIRST]
+    first = _first_blocks(probe)
     plain = [blocks for blocks in after_user if len(blocks) > 1] or [blocks for blocks in first if len(blocks) > 1]
     if not plain:
         raise UnprovenError("the template writes no assistant turn in any conversation that was tried")
@@ -193,6 +193,14 @@ def learn_frame(probe: Probe, special: re.Pattern[str]) -> Frame:
     )
 
 
+def _first_blocks(probe: Probe) -> list[list[str]]:
+    """Blocks of turns that open a conversation; none where the template takes its first message apart."""
+    try:
+        return [probe.blocks(before, _REPLIES, after) for before, after in _FIRST]
+    except UnprovenError:
+        return []
+
+
 def _header(blocks: Sequence[str], prompts: Sequence[str]) -> str:
     """What all turns begin with, cut to the generation prompt: the rest the model writes."""
     header = common_prefix(blocks)
@@ -204,6 +212,8 @@ def _header(blocks: Sequence[str], prompts: Sequence[str]) -> str:
 
 def _first_headers(first: Sequence[Sequence[str]], header: str, prompts: Sequence[str]) -> tuple[str, ...]:
     """Headers of a turn that opens the conversation: a preamble may stand before the usual header, and only there."""
+    if not any(first):
+        return ()
     constant = common_prefix([block for blocks in first for block in blocks])
     if constant.startswith(header) and (header or not constant.strip(BLANKS)):
         return (header, *(prompt for prompt in prompts if prompt.startswith(header) and prompt != header))

@@ -14,7 +14,7 @@ import numpy as np
 
 from burnish.config.choices import TrainOnWhat, Truncation
 from burnish.data.chat import Conversation, Dropped, DropReason, says_something
-from burnish.data.example import Example
+from burnish.data.example import Example, IntArray
 from burnish.data.frames import UnprovenError
 from burnish.data.mask import TokenMasker
 from burnish.data.template import TEMPLATE_FAULTS, MarkedTemplate, Span
@@ -82,7 +82,7 @@ class ConversationTokenizer:
         """
         self._tokenizer = _load_tokenizer(model_path, trust_remote_code)
         if chat_template is not None:
-            self._tokenizer.chat_template = _template_text(chat_template)
+            self._tokenizer.chat_template = template_text(chat_template)
         # A tokenizer.json may carry a truncation of its own, which would cut rows without a word.
         self._tokenizer.backend_tokenizer.no_truncation()
         self._tokenizer.backend_tokenizer.no_padding()
@@ -136,6 +136,11 @@ class ConversationTokenizer:
         encodings = iter(self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
         return [each if isinstance(each, Dropped) else self._example(*each, next(encodings)) for each in found]
 
+    def decode(self, ids: Sequence[int] | IntArray) -> str:
+        """The text of ``ids``, special tokens included."""
+        numbers = [int(number) for number in ids]
+        return str(self._tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def _find(self, conversation: Conversation) -> tuple[str, list[Span]] | Dropped:
         replies = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         if not replies:
@@ -160,12 +165,12 @@ class ConversationTokenizer:
         if self._max_length is not None and length > self._max_length:
             if self._truncation is Truncation.ERROR:
                 fix = "raise max_length, or set truncation to right or drop"
-                raise DataError("row", f"has {length} tokens, max_length is {self._max_length}", fix=fix)
+                raise DataError(f"max_length={self._max_length}", f"the row has {length} tokens", fix=fix)
             if self._truncation is Truncation.DROP:
                 return Dropped(DropReason.TOO_LONG, f"{length} tokens")
         example = Example(np.asarray(encoding.ids, np.int32)[: self._max_length], mask[: self._max_length])
         if not example.loss_mask[1:].any():
-            return Dropped(DropReason.NO_TARGET, f"{length} tokens, none of the first {len(mask)} is a target")
+            return Dropped(DropReason.NO_TARGET, f"{length} tokens, no target in the first {len(example.input_ids)}")
         return example
 
     def _verify(self, text: str, conversation: Conversation, finder: TurnFinder) -> None:
@@ -218,7 +223,7 @@ def _load_tokenizer(model_path: str, trust_remote_code: bool) -> Any:
     return tokenizer
 
 
-def _template_text(given: str) -> str:
+def template_text(given: str) -> str:
     """``given`` when it is a template, else the text of the file that it names."""
     if "{{" in given or "{%" in given or "\n" in given:
         return given
