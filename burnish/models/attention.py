@@ -70,7 +70,7 @@ def segment_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segments: Segments,
+    segments: Segments | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -85,7 +85,7 @@ def segment_attention(
         key: [rows, key heads, length, head width]
         value: as ``key``.
         attention_mask: must be None.
-        segments: of the micro-batch.
+        segments: of the micro-batch; never None but for a model that does not hand arguments down to its attention.
         dropout: probability, 0 in evaluation.
         scaling: of the scores; by default the root of the head width.
         sliding_window: a token sees this many tokens, itself included; None is all.
@@ -96,9 +96,15 @@ def segment_attention(
         [rows, length, heads, value width], and no weights.
 
     Raises:
-        BurnishError: a layer asks for a mask, a bias, sinks or attention to later tokens.
+        BurnishError: a layer asks for a mask, a bias, sinks or attention to later tokens, or gets no segments.
     """
     _refuse_unknown(module, attention_mask, others)
+    if segments is None:
+        raise BurnishError(
+            f"attention of {type(module).__name__}",
+            "this model does not hand the bounds of segments down to it",
+            fix="train a model that passes keyword arguments of its forward on to its attention",
+        )
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if softcap is not None:

@@ -72,24 +72,26 @@ def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
         shell: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, trust_remote_code=trust_remote_code
         )
-    heads = int(facts["num_attention_heads"])
+    if "num_attention_heads" not in facts and "num_attention_heads" not in text.attribute_map:
+        raise _problem(path, f"{config.model_type} has no attention", fix="name a transformer model")
+    heads = int(text.num_attention_heads)
     pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return ModelCard(
         path=path,
         model_type=str(config.model_type),
         num_embeddings=shell.get_input_embeddings().weight.shape[0],
-        num_layers=int(facts["num_hidden_layers"]),
+        num_layers=int(text.num_hidden_layers),
         num_heads=heads,
         num_kv_heads=int(facts.get("num_key_value_heads") or heads),
-        hidden_size=int(facts["hidden_size"]),
-        head_dim=int(facts.get("head_dim") or facts["hidden_size"] // heads),
-        max_position_embeddings=facts.get("max_position_embeddings"),
+        hidden_size=int(text.hidden_size),
+        head_dim=int(facts.get("head_dim") or text.hidden_size // heads),
+        max_position_embeddings=facts.get("max_position_embeddings") or facts.get("n_positions"),
         pad_id=next(pad for pad in pads if pad is not None),
         tied=bool(facts.get("tie_word_embeddings")),
         is_vision=is_vision,
         num_parameters=sum(p.numel() for p in shell.parameters()),
         num_matmul_parameters=_matmul_parameters(shell, facts),
-        windows=_windows(facts),
+        windows=_windows(facts, num_layers=int(text.num_hidden_layers)),
     )
 
 
@@ -210,11 +212,11 @@ def _matmul_parameters(shell: Any, facts: Mapping[str, Any]) -> int:
     return total
 
 
-def _windows(facts: Mapping[str, Any]) -> tuple[int | None, ...]:
+def _windows(facts: Mapping[str, Any], *, num_layers: int) -> tuple[int | None, ...]:
     window = facts.get("sliding_window")
     kinds = facts.get("layer_types")
     if kinds is None:
-        return (window,) * int(facts["num_hidden_layers"])
+        return (window,) * num_layers
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 

@@ -4,13 +4,14 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from burnish.backends.fsdp import shard
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.fsdp.tensor_files import TensorReader
 from burnish.config.choices import Schedule
-from burnish.errors import BurnishError, CheckpointError
+from burnish.errors import BurnishError, CheckpointError, ConfigError
 from tests.backends.steps import batch_of, draw, reference_run, summed_loss
 from tests.models.families import tiny
 from tests.toys import save_model, save_tokenizer
@@ -308,3 +309,10 @@ def test_a_model_that_cannot_share_rows_trains_alone(tmp_path):
     losses, _, _ = reference_run(tmp_path, STEPS[:1], lr=1e-3)
     with open_backend(tmp_path, share_rows=False) as backend:
         assert backend.train_step(batch_of(STEPS[0], layout="padded")).loss == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_failed_start_leaves_no_group_behind(tmp_path):
+    save_model(tmp_path)
+    with pytest.raises(ConfigError, match=r"optimizer_config\.name"):
+        FsdpBackend(model_path=str(tmp_path), num_steps=1, device="cpu", optimizer="sgd")
+    assert not dist.is_initialized()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import GptOssConfig, Qwen3NextConfig
+from transformers import GptOssConfig, Qwen3NextConfig, StableLmConfig
 
 from burnish.errors import BurnishError
 from burnish.models.attention import NAME, Segments, segment_attention
@@ -110,3 +110,8 @@ def test_chunked_layers_are_refused_even_alone():
     model = LossModel(tiny("qwen3"), num_sources=1)
     model.text_config["layer_types"] = ["chunked_attention", "full_attention"]
     assert head_problem(model, **CPU) == "its chunked_attention layers are not plain causal attention"
+
+
+def test_a_model_that_drops_arguments_is_refused_by_name():
+    with pytest.raises(BurnishError, match=r"attention of StableLmAttention: .* does not hand the bounds"):
+        logits(build(StableLmConfig(**SHAPE)), [A])

@@ -3,12 +3,12 @@ import logging
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MambaConfig
 
 from burnish.errors import ConfigError
 from burnish.models.load import export_folder, load_model, read_card, read_tokenizer
 from tests.models.families import FAMILIES
-from tests.toys import T3, save_model
+from tests.toys import T3, save_model, save_tokenizer
 
 
 def test_card_of_a_folder(model_dir):
@@ -28,9 +28,9 @@ def test_card_of_experts_and_windows(tmp_path):
     shell = AutoModelForCausalLM.from_config(config)
     # q, o 32 x 32; k, v 32 x 16; router 32 x 4; two of four experts with gate, up, down 32 x 16.
     assert _matmul_parameters(shell, config.to_dict()) == 2 * (2 * 32 * 32 + 2 * 32 * 16 + 32 * 4 + 2 * 3 * 32 * 16)
-    assert _windows(FAMILIES["gemma2"]().to_dict()) == (4, None)
-    assert _windows(FAMILIES["mistral"]().to_dict()) == (4, 4)
-    assert _windows(FAMILIES["qwen3"]().to_dict()) == (None, None)
+    assert _windows(FAMILIES["gemma2"]().to_dict(), num_layers=2) == (4, None)
+    assert _windows(FAMILIES["mistral"]().to_dict(), num_layers=2) == (4, 4)
+    assert _windows(FAMILIES["qwen3"]().to_dict(), num_layers=2) == (None, None)
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "nothing", "nobody/no-such-model"])
@@ -83,3 +83,18 @@ def test_export_writes_dtype_and_template(model_dir, tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["dtype"] == "bfloat16"
     assert "burnish" not in json.dumps(config)
+
+
+def test_a_model_without_attention_is_refused(tmp_path):
+    config = MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(save_tokenizer(tmp_path))
+    with pytest.raises(ConfigError, match="mamba has no attention"):
+        read_card(str(tmp_path))
+
+
+def test_a_card_of_other_names_for_the_same_things(tmp_path):
+    config = GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(save_tokenizer(tmp_path))
+    card = read_card(str(tmp_path))
+    assert (card.num_layers, card.num_heads, card.hidden_size, card.head_dim) == (2, 4, 32, 8)
+    assert card.max_position_embeddings == 64
