@@ -6,6 +6,7 @@ mask function, no mask is ever built. The bounds of the segments travel as the k
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -87,7 +88,7 @@ def segment_attention(
         attention_mask: must be None.
         segments: of the micro-batch; never None but for a model that does not hand arguments down to its attention.
         dropout: probability, 0 in evaluation.
-        scaling: of the scores; by default the root of the head width.
+        scaling: factor of the scores; by default one over the root of the head width.
         sliding_window: a token sees this many tokens, itself included; None is all.
         softcap: bounds the scores, as in Gemma 2; None is no bound.
         others: what layers hand to any attention; harmless except for those refused here.
@@ -98,29 +99,9 @@ def segment_attention(
     Raises:
         BurnishError: a layer asks for a mask, a bias, sinks or attention to later tokens, or gets no segments.
     """
+    segments = _given(segments, module)
     _refuse_unknown(module, attention_mask, others)
-    if segments is None:
-        raise BurnishError(
-            f"attention of {type(module).__name__}",
-            "this model does not hand the bounds of segments down to it",
-            fix="train a model that passes keyword arguments of its forward on to its attention",
-        )
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if softcap is not None:
-            return _softcapped(q, k, v, dropout=dropout, scaling=scaling, window=sliding_window, softcap=softcap)
-        mask = None if sliding_window is None or sliding_window >= q.shape[2] else _window(q, sliding_window)
-        return scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=dropout,
-            is_causal=mask is None,
-            scale=scaling,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-
+    attend = partial(_attend, dropout=dropout, scaling=scaling, window=sliding_window, softcap=softcap)
     if segments.one_per_row:
         return attend(query, key, value).transpose(1, 2).contiguous(), None
     rows = []
@@ -128,6 +109,16 @@ def segment_attention(
         parts = [attend(*(x[r : r + 1, :, a:b] for x in (query, key, value))) for a, b in spans]
         rows.append(torch.cat(parts, dim=2))
     return torch.cat(rows).transpose(1, 2).contiguous(), None
+
+
+def _given(segments: Segments | None, module: nn.Module) -> Segments:
+    if segments is None:
+        raise BurnishError(
+            f"attention of {type(module).__name__}",
+            "this model does not hand the bounds of segments down to it",
+            fix="train a model that passes keyword arguments of its forward on to its attention",
+        )
+    return segments
 
 
 def _refuse_unknown(module: nn.Module, attention_mask: Tensor | None, others: dict[str, Any]) -> None:
@@ -141,6 +132,31 @@ def _refuse_unknown(module: nn.Module, attention_mask: Tensor | None, others: di
             f"it asks for {', '.join(wrong)}, which attention inside segments cannot honour",
             fix="train a model without attention sinks, attention biases and non-causal layers",
         )
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    if softcap is not None:
+        return _softcapped(query, key, value, dropout=dropout, scaling=scaling, window=window, softcap=softcap)
+    mask = None if window is None or window >= query.shape[2] else _window(query, window)
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
 
 
 def _window(query: Tensor, window: int) -> Tensor:
