@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -123,16 +123,22 @@ def _column(rows: list[dict[str, Any]], name: str, place: Place) -> pa.Array:
     elements = list(chain.from_iterable(value or () for value in values))
     # bool is a kind of int to isinstance, not to type.
     kinds: set[type] = {int, bool} if name == "loss_mask" else {int}
-    if not set(map(type, elements)) <= kinds or (elements and not -(2**63) <= min(elements) <= max(elements) < 2**63):
+    try:
+        if not set(map(type, elements)) <= kinds:
+            _reject_element(values, name, kinds, place)
+        flat = np.fromiter(elements, np.int64, len(elements))
+    except OverflowError:
         _reject_element(values, name, kinds, place)
     offsets = np.cumsum([0, *(len(value or ()) for value in values)])
     null = pa.array([value is None for value in values])
-    return pa.LargeListArray.from_arrays(offsets, np.array(elements, np.int64), mask=null)
+    return pa.LargeListArray.from_arrays(offsets, flat, mask=null)
 
 
-def _reject_element(values: list[Any], name: str, kinds: set[type], place: Place) -> None:
+def _reject_element(values: list[Any], name: str, kinds: set[type], place: Place) -> NoReturn:
+    """Find the first element that is none of ``kinds`` or needs more than 64 bits."""
     for number, value in enumerate(values):
         for element in value or ():
             if type(element) not in kinds or not -(2**63) <= element < 2**63:
                 problem = f"{name} holds {describe_value(element)} where integers belong"
                 place.reject(number, problem, fix=WHAT_TO_STORE[name])
+    raise AssertionError(f"every element of {name} is an integer")
