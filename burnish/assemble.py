@@ -8,6 +8,7 @@ from typing import Any
 
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.config import EvalSource, Purpose, SFTConfig, TrainSource, find_problems
+from burnish.config.choices import TrackerName
 from burnish.data.manifest import read_manifest, require_same
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, plan_bins, plan_micro_batches
@@ -307,7 +308,8 @@ def _build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress) ->
     folder = run_folder(config)
     jsonl = JsonlTracker(folder / "metrics.jsonl", resumed=progress.step > 0)
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    return Trackers([ConsoleTracker(num_steps=num_steps, first_step=progress.step), jsonl])
+    console = [ConsoleTracker(num_steps=num_steps, first_step=progress.step)]
+    return Trackers([jsonl, *(console if TrackerName.CONSOLE in config.logger else [])])
 
 
 def _build_exporter(config: SFTConfig) -> Exporter | None:

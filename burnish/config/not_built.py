@@ -51,6 +51,9 @@ _MISSING = (
     _Missing("torch_profiler_config", "profiling", lambda value: value is not None),
     _Missing("record_memory", "recording memory", bool),
     _Missing("logger", "this tracker", lambda value: any(name is not TrackerName.CONSOLE for name in value)),
+    _Missing("tags", "a tracker that keeps tags", bool),
+    _Missing("project_name", "a tracker that knows projects", lambda value: value != "burnish"),
+    _Missing("shutdown_grace_seconds", "a launcher that waits for its ranks", lambda value: value != 600),
     _Missing("dummy_run_full_ctx", "the dummy run", bool),
 )
 
