@@ -80,8 +80,8 @@ class Family:
     before: str = ""
 
     def target(self, content: str, *, last: bool) -> str:
-        strips = "| trim" in self.template
-        own = content.strip() if strips else content
+        own = content.strip() if "| trim" in self.template else content
+        own = own.lstrip("\n") if last and self.last else own
         return self.before + (self.last if last else "") + own + self.close
 
 

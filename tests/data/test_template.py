@@ -40,7 +40,7 @@ RIGHT = {
     "loop in a macro": "{% macro all(messages) %}"
     + LOOP
     + BODY
-    + "{% endfor %}{% endmacro %}{{ all(messages) }}"
+    + "{% endfor %}{% endmacro %}{{ bos_token }}{{ all(messages) }}"
     + PROMPT,
     "set block inside": LOOP + "{% set x %}" + BODY + "{% endset %}{{ x }}{% endfor %}" + PROMPT,
     "set block around": "{% set x %}" + LOOP + BODY + "{% endfor %}{% endset %}{{ x }}" + PROMPT,
@@ -116,8 +116,9 @@ def test_what_cannot_be_proven_is_refused(source, reason):
         spans(source, chat(*FOUR))
 
 
-def test_a_template_that_copies_a_users_text_into_a_late_turn_is_refused():
-    copy = "(' [re: ' + messages[0].content + ']' if m.role == 'assistant' and loop.index0 > 4 else '')"
+@pytest.mark.parametrize("change", ["", " | upper", " | title", " | trim"])
+def test_a_template_that_copies_a_users_text_into_a_late_turn_is_refused(change):
+    copy = f"(' [re: ' + (messages[0].content{change}) + ']' if m.role == 'assistant' and loop.index0 > 4 else '')"
     source = CHATML.replace("m['content'] +", f"m['content'] + {copy} +")
     assert spans(source, chat(*FOUR[:4])) == ["a one<|im_end|>", "a two<|im_end|>"]
     with pytest.raises(UnprovenError, match="message 5: the template writes text of message 0 into this turn"):
