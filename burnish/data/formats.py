@@ -46,6 +46,8 @@ _SIDECARS = {
     *("added_tokens.json", "vocab.json", "preprocessor_config.json", "stats.json"),
 }
 _SPLIT = re.compile(r"(?:^|[/_.-])(train|test|validation|valid|val|dev|eval)(?=[/_.-])")
+_ENDS_OF_STREAM = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
+"""As written since Arrow 0.15, and before."""
 _KINDS = "Parquet (.parquet), JSON-lines (.jsonl .json .gz .zst), Arrow (.arrow) or a save_to_disk folder"
 
 
@@ -73,14 +75,14 @@ def find_shards(path: Path) -> list[Shard]:
     if (path / "dataset_dict.json").is_file():
         splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
         raise _many_data_sets(path, f"is a DatasetDict of the splits {', '.join(splits)}", splits[0])
-    if (path / "state.json").is_file():
-        return _saved_to_disk(path)
+    state = json.loads((path / "state.json").read_text()) if (path / "state.json").is_file() else {}
+    if "_data_files" in state:
+        return _saved_to_disk(path, [entry["filename"] for entry in state["_data_files"]])
     return _walked(path)
 
 
-def _saved_to_disk(path: Path) -> list[Shard]:
+def _saved_to_disk(path: Path, names: list[str]) -> list[Shard]:
     """Only what its state names: caches of a ``map`` may lie beside the rows."""
-    names = [entry["filename"] for entry in json.loads((path / "state.json").read_text())["_data_files"]]
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         fix = "copy the whole folder again"
@@ -97,7 +99,7 @@ def _walked(path: Path) -> list[Shard]:
     shards = [Shard(file, shard_format) for file, shard_format in found.items() if shard_format is not None]
     counts = Counter(shard.format for shard in shards)
     if len(counts) > 1:
-        text = " and ".join(f"{count} {kind} file{'s'[: count > 1]}" for kind, count in sorted(counts.items()))
+        text = " and ".join(f"{count} {kind} file{'s'[: count - 1]}" for kind, count in sorted(counts.items()))
         raise DataError(str(path), f"mixes formats: {text}", fix="keep one format a folder")
     if not shards:
         others = Counter(Path(file.name).suffix or file.name for file in files)
@@ -105,7 +107,7 @@ def _walked(path: Path) -> list[Shard]:
         raise DataError(str(path), f"holds no rows ({text})", fix=f"store rows as {_KINDS}")
     splits = Counter(match[1] for shard in shards if (match := _SPLIT.search(shard.file.name)))
     if len(splits) > 1:
-        text = ", ".join(f"{name} ({count} files)" for name, count in splits.items())
+        text = ", ".join(f"{name} ({count} file{'s'[: count - 1]})" for name, count in splits.items())
         log.warning("%s: joins what look like splits: %s; give one split's files a folder of their own", path, text)
     return shards
 
@@ -162,10 +164,10 @@ def read_arrow(mapped: pa.Buffer, *, file: Path) -> Iterator[pa.RecordBatch]:
         for batch in stream:
             end = source.tell()
             yield _relevant(batch)
-    # A stream cut between two batches reads like a shorter one; only its end marker tells.
-    if mapped.slice(end, 8).to_pybytes() not in (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0"):
-        fix = "write or copy it again"
-        raise DataError(str(file), "is cut short: the Arrow stream has no end-of-stream marker", fix=fix)
+    # A stream cut between two batches reads like a shorter one, two streams in a row like the first: only the end tells.
+    if bytes(memoryview(mapped)[end : end + 9]) not in _ENDS_OF_STREAM:
+        fix = "write or copy it again, one stream a file"
+        raise DataError(str(file), "is cut short: no end-of-stream marker is where the file ends", fix=fix)
 
 
 def _read_parquet(file: Path) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@ everybody else waits on the lock's file. A killed builder leaves a nameless temp
 """
 
 import atexit
+import errno
 import os
 import shutil
 import tempfile
@@ -46,7 +47,7 @@ def publish_once(target: Path, *, build: Callable[[Path], None], force: bool = F
         force: build anew and put it in the place of the old one. Files that a reader has mapped stay readable.
 
     Raises:
-        StorageError: the folder of ``target`` cannot be written.
+        StorageError: the folder of ``target`` cannot be written, or is full.
     """
     if target.exists() and not force:
         return target
@@ -80,8 +81,11 @@ def _build(target: Path, build: Callable[[Path], None]) -> None:
     temporary.mkdir()
     try:
         build(temporary)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "free some space, or set cache_dir to a folder with more"
+            raise StorageError(str(target.parent), f"is full ({error})", fix=fix) from error
         raise
     if target.exists():
         target.rename(target.parent / f".{target.name}.retired-{uuid.uuid4().hex}-{int(time.time())}")

@@ -2,8 +2,11 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from burnish.errors import StorageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,13 @@ class File:
 
 
 def describe_file(path: Path, *, name: str = "") -> File:
-    """The file at ``path``, which must exist."""
-    stat = path.stat()
+    """The file at ``path``.
+
+    Raises:
+        StorageError: it is not there, or may not be looked at.
+    """
+    with _named(path):
+        stat = path.stat()
     return File(
         path, name or path.name, stat.st_size, f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
     )
@@ -31,8 +39,12 @@ def list_files(folder: Path) -> list[File]:
     """All files below ``folder`` in sorted order of their names; hidden and underscore-prefixed entries are left out.
 
     Links are followed. The name of ``folder`` itself may be hidden.
+
+    Raises:
+        StorageError: a folder may not be listed, or a link leads nowhere.
     """
-    paths = {path.relative_to(folder).as_posix(): path for path in _walk(folder, frozenset())}
+    with _named(folder):
+        paths = {path.relative_to(folder).as_posix(): path for path in _walk(folder, frozenset())}
     return [describe_file(paths[name], name=name) for name in sorted(paths)]
 
 
@@ -47,3 +59,13 @@ def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
             yield from _walk(entry, above | {real})
         else:
             yield entry
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            str(path), f"cannot be read ({error})", fix="see that it is there and may be read"
+        ) from error

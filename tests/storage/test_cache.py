@@ -95,6 +95,13 @@ def test_unwritable_place_is_named(tmp_path: Path) -> None:
         publish_once(tmp_path / "file" / "store", build=lambda _: None)
 
 
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    """/dev/full is a file on a disk without space."""
+    with pytest.raises(StorageError, match=r"is full .*\n  fix: free some space"):
+        publish_once(tmp_path / "store", build=lambda _: Path("/dev/full").write_text("x"))
+    assert _hidden(tmp_path) == []
+
+
 def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_root(None) == Path(os.environ["BURNISH_CACHE"])
     assert cache_root("~/x") == Path.home() / "x"
