@@ -41,7 +41,8 @@ def learning_rate(
     """
     if schedule is Schedule.CONSTANT:
         return lr
-    warmup = math.ceil(num_warmup_steps * num_steps) if num_warmup_steps < 1 else int(num_warmup_steps)
+    # Rounded first: 0.07 of 100 steps is 7.000000000000001 in binary.
+    warmup = math.ceil(round(num_warmup_steps * num_steps, 6)) if num_warmup_steps < 1 else int(num_warmup_steps)
     if step <= warmup:
         return lr * step / warmup
     return lr * (min_lr_ratio + (1 - min_lr_ratio) * _decay(schedule, step - 1 - warmup, warmup, num_steps))

@@ -48,6 +48,8 @@ def test_inverse_sqrt_halves_after_three_warm_ups():
 
 def test_a_warm_up_below_one_is_a_share():
     assert rates(Schedule.LINEAR, num_warmup_steps=0.3) == rates(Schedule.LINEAR, num_warmup_steps=4)
+    seven = rates(Schedule.LINEAR, num_steps=100, num_warmup_steps=7)
+    assert rates(Schedule.LINEAR, num_steps=100, num_warmup_steps=0.07) == seven, "0.07 * 100 is above 7 in binary"
 
 
 @pytest.mark.parametrize("schedule", Schedule)
