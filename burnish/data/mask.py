@@ -41,11 +41,11 @@ class TokenMasker:
         Raises:
             UnprovenError: where the tokens lie cannot be proven, or one runs past the end of a span into other text.
         """
-        raw = text.encode()
-        ends = self._proven_ends(raw, encoding.ids)
-        if ends is None:
-            return self._mask_by_offsets(text, spans, encoding)
-        starts = ends - self._sizes[np.asarray(encoding.ids, np.int64)]
+        raw, ids = text.encode(), encoding.ids
+        places = self._proven_places(raw, ids)
+        if places is None:
+            return self._mask_by_offsets(text, spans, ids, encoding.offsets)
+        starts, ends = places
         mask = np.zeros(len(ends), np.uint8)
         for start, stop in _to_bytes(text, spans):
             first = int(np.searchsorted(ends, start, "right"))
@@ -55,20 +55,24 @@ class TokenMasker:
             mask[first:last] = 1
         return mask
 
-    def _proven_ends(self, raw: bytes, ids: Sequence[int]) -> IntArray | None:
-        """Where each token ends in ``raw``; ``None`` unless the tokens' bytes are exactly those of the text."""
+    def _proven_places(self, raw: bytes, ids: Sequence[int]) -> tuple[IntArray, IntArray] | None:
+        """Where each token starts and ends in ``raw``; ``None`` unless the tokens' bytes are exactly the text's."""
         joined = b"".join([self._bytes[i] for i in ids])
         # Some tokenizers put one blank before the text.
         lead = 1 if joined[:1] == b" " and len(joined) == len(raw) + 1 else 0
         if joined[lead:] != raw:
             return None
-        return np.cumsum(self._sizes[np.asarray(ids, np.int64)]) - lead
+        sizes = self._sizes[np.asarray(ids, np.int64)]
+        ends = np.cumsum(sizes) - lead
+        return ends - sizes, ends
 
-    def _mask_by_offsets(self, text: str, spans: Sequence[Span], encoding: Any) -> Mask:
+    def _mask_by_offsets(
+        self, text: str, spans: Sequence[Span], ids: Sequence[int], offsets: Sequence[tuple[int, int]]
+    ) -> Mask:
         """For tokenizers that change the text; each masked run is decoded and compared with its span."""
-        offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
+        edges = np.asarray(offsets, np.int64).reshape(-1, 2)
         # The start of a token's offsets can be cut to its letters; the furthest end so far is never wrong.
-        starts, ends = offsets[:, 0], np.maximum.accumulate(offsets[:, 1])
+        starts, ends = edges[:, 0], np.maximum.accumulate(edges[:, 1])
         mask = np.zeros(len(ends), np.uint8)
         for start, stop in spans:
             first = int(np.searchsorted(ends, start, "right"))
@@ -77,7 +81,7 @@ class TokenMasker:
                 self._check_overhang(text[stop : ends[last]])
                 last += 1
             straddles = first < last and bool(starts[first] < start)
-            self._check_decoded(encoding.ids[first:last], text[start:stop], straddles=straddles)
+            self._check_decoded(ids[first:last], text[start:stop], straddles=straddles)
             mask[first:last] = 1
         return mask
 

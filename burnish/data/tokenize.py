@@ -161,7 +161,7 @@ class ConversationTokenizer:
             mask = self._masker.mask(text, spans, encoding)
         except UnprovenError as reason:
             return Dropped(DropReason.UNPROVEN_SPAN, str(reason))
-        length = len(encoding.ids)
+        length = len(mask)
         if self._max_length is not None and length > self._max_length:
             if self._truncation is Truncation.ERROR:
                 fix = "raise max_length, or set truncation to right or drop"
