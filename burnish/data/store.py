@@ -73,37 +73,35 @@ def open_store(
     """
     shards = find_shards(path)
     root = private_folder() if disable_cache else cache_root(cache_dir)
-    home = (
-        root
-        / "stores"
-        / _digest([CACHE_VERSION, str(path.absolute()), [[s.file.name, s.file.identity] for s in shards]])
-    )
+    identities = [[shard.file.name, shard.file.identity] for shard in shards]
+    home = root / "stores" / _digest([CACHE_VERSION, str(path.absolute()), identities])
     converted = publish_once(home / "rows", build=partial(convert_shards, shards), force=force_recache)
     files = arrow_files(shards, converted)
     rules = Rules(max_length, truncation, num_embeddings)
+    # Byte addresses are those of one generation of converted files.
+    key = _digest([asdict(rules), [describe_file(file).identity for file in files]])
     build = partial(build_index, shards, files, rules=rules)
-    folder = publish_once(home / f"index-{_digest(asdict(rules))}", build=build, force=force_recache)
+    folder = publish_once(home / f"index-{key}", build=build, force=force_recache)
     if any(describe_file(shard.file.path, name=shard.file.name) != shard.file for shard in shards):
         raise DataError(str(path), "was changed while it was read", fix="start again when it is written")
     report = _make_report(name, path, read_index(folder))
     _check_report(path, report)
-    return Store(report, shards=shards, files=files, index_folder=folder)
+    return Store(report, shards=shards, files=files, folder=folder)
 
 
 class Store:
     """An ``ExampleStore`` over mapped files; a row of it is a view of them."""
 
-    def __init__(
-        self, report: StoreReport, *, shards: Sequence[Shard], files: Sequence[Path], index_folder: Path
-    ) -> None:
-        index = read_index(index_folder)
+    def __init__(self, report: StoreReport, *, shards: Sequence[Shard], files: Sequence[Path], folder: Path) -> None:
+        """Map the Arrow ``files`` that hold the rows of ``shards``, and their index in ``folder``."""
+        index = read_index(folder)
         self.name = report.name
         self.report = report
         self.fingerprint: str = index.digest[:32]
         """Of the kept rows' tokens, masks and sizes; the same at another path and in another format or width."""
         self._starts = index.starts
         self._shards = shards
-        fields = {field: _map_array(index_folder / field, dtype) for field, dtype in FIELDS.items()}
+        fields = {field: _map_array(folder / field, dtype) for field, dtype in FIELDS.items()}
         self.lengths: IntArray = fields["length"]
         self.target_counts: IntArray = fields["targets"]
         self.num_patches: IntArray = np.broadcast_to(np.int32(0), len(self.lengths))

@@ -206,6 +206,15 @@ def test_lz4_is_converted_once(tmp_path):
     assert contents(store) == [(r["input_ids"], r["loss_mask"]) for r in rows], "the old generation stays mapped"
 
 
+def test_an_index_belongs_to_one_generation_of_converted_files(tmp_path, monkeypatch):
+    """Another version of the writer may lay the same rows out otherwise."""
+    file = write_parquet(tmp_path / "a.parquet", ROWS)
+    wanted = contents(open_store(file, name="s", max_length=3))
+    monkeypatch.setattr("burnish.data.index.TOKENS_A_BATCH", 2)
+    open_store(file, name="s", force_recache=True)
+    assert contents(open_store(file, name="s", max_length=3)) == wanted
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow file"])
 def test_a_store_replaced_in_place_is_noticed(tmp_path, kind):
     file = write_shard(tmp_path / "store", 0, [row([1, 2], [0, 1])], kind=kind)
