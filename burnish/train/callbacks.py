@@ -14,7 +14,10 @@ from burnish.train.progress import Progress
 
 @dataclass(slots=True)
 class Requests:
-    """What a callback may ask of the loop. Each is served after the step at hand, then cleared; ``stop`` stays."""
+    """What a callback may ask of the loop, served after the step at hand: evaluate, then save, then stop.
+
+    Each is cleared when it is served; ``stop`` stays. What ``on_save`` and ``on_log`` ask is served after the next step.
+    """
 
     save: bool = False
     evaluate: bool = False

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from burnish.backends.base import Backend, PendingSave
 from burnish.errors import CheckpointError
@@ -50,6 +50,14 @@ class Checkpointer:
         self._config = dict(config)
         self._writing: _Writing | None = None
         self._publisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """A checkpoint begun before a failure is completed; a user who interrupts does not want to wait for it."""
+        if kind is None or issubclass(kind, Exception):
+            self.finish()
 
     @property
     def enabled(self) -> bool:

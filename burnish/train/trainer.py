@@ -71,18 +71,18 @@ class Trainer:
 
     def train(self) -> Progress:
         """Train to the end, or until a callback or a signal asks to stop; the last step is saved."""
-        self._callbacks.call(Callback.on_train_begin, self.progress)
-        if self._eval_first and self.progress.step == 0:
-            self._trackers.log(self._evaluate(), step=0)
-        epoch_begins = True
-        for batch, data_wait in _timed(islice(self._stream, max(0, self.num_steps - self.progress.step))):
-            if epoch_begins:
-                self._callbacks.call(Callback.on_epoch_begin, self.progress)
-            if self._step(batch, data_wait=data_wait):
-                break
-            epoch_begins = batch.ends_epoch
-        self._callbacks.call(Callback.on_train_end, self.progress)
-        self._checkpointer.finish()
+        with self._checkpointer:
+            self._callbacks.call(Callback.on_train_begin, self.progress)
+            if self._eval_first and self.progress.step == 0:
+                self._trackers.log(self._evaluate(), step=0)
+            epoch_begins = True
+            for batch, data_wait in _timed(islice(self._stream, max(0, self.num_steps - self.progress.step))):
+                if epoch_begins:
+                    self._callbacks.call(Callback.on_epoch_begin, self.progress)
+                if self._step(batch, data_wait=data_wait):
+                    break
+                epoch_begins = batch.ends_epoch
+            self._callbacks.call(Callback.on_train_end, self.progress)
         return self.progress
 
     def _step(self, batch: Batch, *, data_wait: float) -> bool:
@@ -96,20 +96,24 @@ class Trainer:
         if batch.ends_epoch:
             self._callbacks.call(Callback.on_epoch_end, self.progress)
 
-        requests, interrupted = self._callbacks.requests, self._interrupted()
+        requests, step = self._callbacks.requests, self.progress.step
         gave_up = self.progress.bad_steps >= self._max_bad_steps
-        last = requests.stop or gave_up or interrupted or self.progress.step == self.num_steps
-        if requests.save or self._save_at.due(self.progress.step, last=last):
-            timings["checkpoint"] = self._clock(lambda: self._save(batch))
+        cut_short = gave_up or (self._interrupted() and step < self.num_steps)
+        last = requests.stop or cut_short or step == self.num_steps
         evaluation: dict[str, float] = {}
-        if requests.evaluate or self._eval_at.due(self.progress.step, last=last and not (interrupted or gave_up)):
+        if requests.evaluate or self._eval_at.due(step, last=last and not cut_short):
+            requests.evaluate = False
             timings["eval"] = self._clock(lambda: evaluation.update(self._evaluate()))
-        requests.save = requests.evaluate = False
+        # After the evaluation: a callback may stop at its loss, or save the best, and is saved with what it saw.
+        last = last or requests.stop
+        if requests.save or self._save_at.due(step, last=last):
+            requests.save = False
+            timings["checkpoint"] = self._clock(lambda: self._save(batch))
         metrics = self._metrics.of(self.progress, batch=batch, result=result, timings=timings) | evaluation
-        self._trackers.log(metrics, step=self.progress.step)
+        self._trackers.log(metrics, step=step)
         self._callbacks.call(Callback.on_log, self.progress, metrics=metrics)
         self._checkpointer.poll()
-        self._export(last=last)
+        self._export(last=last and not cut_short)
         if gave_up:
             self._give_up()
         return last
@@ -150,7 +154,6 @@ class Trainer:
             self._backend.export(self._exporter.folder / f"global_step_{self.progress.step}")
 
     def _give_up(self) -> None:
-        self._checkpointer.finish()
         raise DataError(
             f"step {self.progress.step}",
             f"loss or gradient was not finite in {self.progress.bad_steps} steps in a row; their updates were skipped",

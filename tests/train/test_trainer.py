@@ -176,6 +176,68 @@ def test_a_callback_asks_to_save_to_evaluate_and_to_stop(tmp_path):
     assert recorder.steps_with("eval/held/loss") == [3, 5]
 
 
+def test_what_is_asked_in_an_evaluation_is_served_in_the_same_step(tmp_path):
+    class Best(Callback):
+        def __init__(self):
+            self.evaluated = []
+
+        def on_evaluate(self, progress, requests, *, metrics):
+            self.evaluated.append(progress.step)
+            requests.save = progress.step == 2
+            requests.stop = progress.step == 6
+
+        def state_dict(self):
+            return {"evaluated": self.evaluated}
+
+    best = Best()
+    trainer, _, recorder = make_trainer(tmp_path, callbacks=[best], eval_at=Cadence(2))
+    assert trainer.train().step == 6
+    assert steps_saved(tmp_path) == [2, 6]
+    assert recorder.steps_with("eval/held/loss") == best.evaluated == [2, 4, 6]
+    state = json.loads((tmp_path / "ckpt" / "global_step_2" / "state.json").read_text())
+    assert state["callbacks"][0]["state"] == {"evaluated": [2]}, "a checkpoint knows of the evaluation of its step"
+
+
+def test_a_signal_in_the_last_step_cuts_nothing_short(tmp_path):
+    trainer, backend, recorder = make_trainer(
+        tmp_path,
+        num_steps=4,
+        eval_at=Cadence(0),
+        exporter=Exporter(tmp_path, Cadence(3)),
+        interrupted=lambda: trainer.progress.step == 4,
+    )
+    trainer.train()
+    assert recorder.steps_with("eval/held/loss") == [4]
+    assert backend.exports == ["global_step_3", "global_step_4"]
+
+
+def test_a_run_cut_short_is_saved_but_not_exported(tmp_path):
+    trainer, backend, _ = make_trainer(
+        tmp_path, exporter=Exporter(tmp_path, Cadence(3)), interrupted=lambda: trainer.progress.step == 5
+    )
+    trainer.train()
+    assert steps_saved(tmp_path) == [5]
+    assert backend.exports == ["global_step_3"]
+
+
+def test_a_checkpoint_begun_before_a_failure_is_completed(tmp_path):
+    class Slow(CountingBackend):
+        def save(self, folder):
+            saved = super().save(folder)
+            saved.done = False
+            return saved
+
+    class Breaks(Callback):
+        def on_step_begin(self, progress, requests):
+            if progress.step == 5:
+                raise ZeroDivisionError("mine")
+
+    trainer, _, _ = make_trainer(tmp_path, backend=Slow(), save_at=Cadence(5), callbacks=[Breaks()])
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trainer.train()
+    assert steps_saved(tmp_path) == [5]
+
+
 def test_callback_state_is_kept(tmp_path):
     class Counts(Callback):
         seen = 0
