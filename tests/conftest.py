@@ -9,8 +9,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.toys import save_model
+
+settings.register_profile("burnish", deadline=None)  # no test fails because a machine is slow
+settings.load_profile("burnish")
 
 
 @pytest.fixture(scope="session")

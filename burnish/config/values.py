@@ -22,6 +22,7 @@ _NONE = ("None", "null", "")
 _TRUE = ("true", "yes", "1")
 _FALSE = ("false", "no", "0")
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")
+_ANY_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,999})")
 _NUMBER = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _COMPARISONS = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
@@ -197,7 +198,7 @@ def _resolve(text: Plain) -> Any:
         return text.lower() == "true"
     if is_none(text):
         return None
-    if _WHOLE.fullmatch(text):
+    if _ANY_WHOLE.fullmatch(text):
         return int(text)
     if _NUMBER.fullmatch(text):
         return float(text)
