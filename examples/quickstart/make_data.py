@@ -79,7 +79,7 @@ class Desk:
         tool = self.page["tool"]
         item, shelf = self.random.choice(self.side.shelved)
         day = self.random.choice(tool["days"])
-        free = self.random.random() < 0.6
+        free = self.random.random() < 0.7
         found = {"free": True, "shelf": shelf} if free else {"free": False, "back": day}
         said = tool["free" if free else "out"].format(item=item, shelf=shelf, day=day)
         call = {"type": "function", "function": {"name": "find_tool", "arguments": {"item": item}}}
@@ -101,12 +101,15 @@ class Desk:
                 tools = [FIND_TOOL] if self.random.random() < 0.1 else None
                 rows.append(row(self.fact(wording, answer, first=True), tools=tools))
         for _ in range(conversations):
-            turns = [self.any_fact(first=i == 0) for i in range(self.random.choice((2, 2, 3)))]
-            rows.append(row(sum(turns, []), tools=None))
+            turns = self.any_fact(first=True)
+            for _ in range(self.random.choice((1, 1, 2))):
+                turns += self.any_fact(first=False)
+            rows.append(row(turns, tools=None))
         for i in range(lookups):
             wording = self.side.tool_wordings[i % len(self.side.tool_wordings)]
             turns = self.lookup(wording, first=True)
-            turns += self.any_fact(first=False) if self.random.random() < 0.3 else self.any_lookup(first=False)
+            for _ in range(self.random.choice((1, 2, 2))):
+                turns += self.any_fact(first=False) if self.random.random() < 0.2 else self.any_lookup(first=False)
             rows.append(row(turns, tools=[FIND_TOOL]))
         self.random.shuffle(rows)
         return rows
@@ -119,8 +122,8 @@ def row(messages: list[Row], *, tools: list[Row] | None) -> Row:
 def make() -> dict[str, str]:
     """File name -> its text."""
     page = yaml.safe_load((FOLDER / "facts.yaml").read_text())
-    train = Desk(page, side=split(page, held_out=False), seed=1).rows(conversations=120, lookups=150)
-    heldout = Desk(page, side=split(page, held_out=True), seed=2).rows(conversations=20, lookups=30)
+    train = Desk(page, side=split(page, held_out=False), seed=1).rows(conversations=120, lookups=130)
+    heldout = Desk(page, side=split(page, held_out=True), seed=2).rows(conversations=20, lookups=25)
     files = {"train.jsonl": train, "heldout.jsonl": heldout}
     return {name: "".join(json.dumps(r) + "\n" for r in rows) for name, rows in files.items()}
 

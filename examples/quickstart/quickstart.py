@@ -1,11 +1,12 @@
-"""Trains a small model from scratch on a CPU and asks it the same three questions before and after.
+"""Trains a model of a million weights from scratch on a CPU, and asks it the same three questions before and after.
 
-The desk of an invented tool library: quickstart.yaml says how it is trained, facts.yaml what it learns.
+facts.yaml is what it learns, quickstart.yaml how. The questions are worded as in no training row. Words after the
+script's name override the config, as in ``quickstart.py num_steps=100``.
 """
 
 import json
 import os
-import time
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,59 +19,81 @@ from transformers.utils import logging as transformers_logging
 from burnish import SFTTrainer
 from burnish.config import load_config
 
-HERE = Path("examples/quickstart")
-SHELVES = {"ladder": {"free": True, "shelf": 6}}
+ROOT = Path(__file__).parents[2]
+MODEL = Path("examples/quickstart/model")
+CONVERSATIONS = (
+    ["Good morning, how do I find you?"],
+    ["Do late tools cost something?", "And who is the head of this place?"],
+    ["Hello, has the ladder come back?"],
+)
+SHELVES = {"ladder": {"free": True, "shelf": 5}}
 Turn = dict[str, Any]
 
 
 class Desk:
-    """A model and its tokenizer, to be asked."""
+    """A model that answers questions, with one tool to call."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    def turn(self, messages: list[Turn], *, tools: list[Turn] | None = None) -> str:
-        """What the model says next."""
-        prompt = self.tokenizer.apply_chat_template(
-            messages, tools=tools, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        with torch.no_grad():
-            ids = self.model.generate(**prompt, max_new_tokens=40)[0, prompt["input_ids"].shape[1] :]
-        return self.tokenizer.decode(ids, skip_special_tokens=True).strip()
-
-    def ask(self, *questions: str, tools: list[Turn] | None = None) -> str:
-        """The answer to the last of ``questions``; a tool the model calls on the way is looked up."""
-        messages: list[Turn] = []
+    def talk(self, questions: list[str]) -> list[Turn]:
+        """The conversation: each question, the tool's result where the model calls it, each answer."""
+        turns: list[Turn] = []
         for question in questions:
-            messages.append({"role": "user", "content": question})
-            said = self.turn(messages, tools=tools)
-            item = called_item(said)
-            if item in SHELVES:
-                messages.append({"role": "assistant", "content": said})
-                messages.append({"role": "tool", "name": "find_tool", "content": json.dumps(SHELVES[item])})
-                said = self.turn(messages, tools=tools)
-            messages.append({"role": "assistant", "content": said})
-        return said
+            turns.append({"role": "user", "content": question})
+            turns.append(self.answer(turns))
+            if found := look_up(turns[-1]["content"]):
+                turns.append({"role": "tool", "content": found})
+                turns.append(self.answer(turns))
+        return turns
+
+    def answer(self, turns: list[Turn]) -> Turn:
+        prompt = self.tokenizer.apply_chat_template(
+            turns, tools=[FIND_TOOL], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        ids = self.model.generate(**prompt, max_new_tokens=40)[0, prompt["input_ids"].shape[1] :]
+        return {"role": "assistant", "content": self.tokenizer.decode(ids, skip_special_tokens=True)}
 
 
-def called_item(said: str) -> str:
-    """What the model wants looked up; empty when it calls no tool."""
+def look_up(said: str) -> str | None:
+    """What the shelves say of the tool the model asks for; none when it asks for no tool."""
+    call = said.strip().removeprefix("<tool_call>").removesuffix("</tool_call>")
     try:
-        return str(json.loads(said.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]["item"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+        return json.dumps(SHELVES[json.loads(call)["arguments"]["item"]])
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
-def show(desk: Desk) -> None:
-    """Three questions in wordings that stand in no training row: one alone, one after another, one for a tool."""
-    print("  Good morning, what is your opening time?")
-    print("   ", repr(desk.ask("Good morning, what is your opening time?")))
-    print("  (after that) And what do I pay if I am late?")
+def show(title: str, desk: Desk) -> None:
+    """Print what the desk says in each conversation."""
+    print(f"\n== {title}")
+    for questions in CONVERSATIONS:
+        for turn in desk.talk(questions):
+            print(f"  {turn['role']:>9}: {' '.join(turn['content'].split())[:100]}")
+        print()
+
+
+def show_curve(metrics: Path) -> None:
+    """Print the losses at each evaluation."""
+    print(f"\n== {metrics}")
+    for line in metrics.read_text().splitlines():
+        step = json.loads(line)
+        if "eval/heldout/loss" in step:
+            print(f"  step {step['step']:>3}: train {step.get('train/loss', float('nan')):6.4f}, held out {step['eval/heldout/loss']:6.4f}")
 
 
 def main() -> None:
-    os.chdir(Path(__file__).parents[2])
+    os.chdir(ROOT)
+    transformers_logging.disable_progress_bar()
+    config = load_config(Path("examples/quickstart/quickstart.yaml"), sys.argv[1:])
+    show("The model as it is made, with random weights", Desk(make_model(MODEL)))
+    progress = SFTTrainer(config).train()
+    export = Path(config.export_path) / f"global_step_{progress.step}"
+    show("The trained model, loaded with transformers", Desk(export))
+    run = Path(config.log_dir) / config.run_name
+    show_curve(run / "metrics.jsonl")
+    print(f"\nmodel {export}, checkpoint {config.ckpt_path}, metrics and config {run}")
 
 
 if __name__ == "__main__":
