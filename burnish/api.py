@@ -91,7 +91,6 @@ def evaluate(config: SFTConfig) -> dict[str, dict[str, float]]:
     backend = build_backend(config, num_steps=1, num_sources=1)
     try:
         if checkpoint:
-            verify(checkpoint)
             backend.load(checkpoint / "backend", weights_only=True)
         sets = build_eval_sets(config, evals, layout=Layout(), pad_id=card.pad_id)
         metrics = evaluate_sets(backend, sets=sets)

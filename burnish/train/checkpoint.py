@@ -10,8 +10,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,6 +27,7 @@ COMPLETE = "COMPLETE"
 _FORMAT_VERSION = 1
 _STEP_FOLDER = re.compile(r"global_step_(\d+)")
 _PARTIAL = ".partial"
+_OLDER = "resume from an older checkpoint"
 
 
 @dataclass(slots=True)
@@ -79,11 +81,12 @@ class Checkpointer:
         self.finish()
         target = self._folder / f"global_step_{step}"
         partial = target.with_name(target.name + _PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for name, content in (("state", state), ("run", self._run), ("config", self._config)):
-            (partial / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True))
-        self._writing = _Writing(partial, target, backend.save(partial / "backend"))
+        with _on_disk(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            for name, content in (("state", state), ("run", self._run), ("config", self._config)):
+                (partial / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True))
+            self._writing = _Writing(partial, target, backend.save(partial / "backend"))
         return target
 
     def poll(self) -> None:
@@ -110,24 +113,28 @@ class Checkpointer:
 
     def _complete(self, writing: _Writing) -> None:
         writing.tensors.wait()
-        _publish(writing.partial, target=writing.target)
-        log.info("checkpoint %s is complete", writing.target)
-        self._remove_old(writing.target)
+        with _on_disk(writing.target):
+            _publish(writing.partial, target=writing.target)
+            log.info("checkpoint %s is complete", writing.target)
+            self._remove_old(writing.target)
 
     def find(self, resume_from: str) -> Path | None:
         """The checkpoint that ``resume_from`` names: ``""``, ``latest`` or the path of a ``global_step_N``.
 
         Returns:
-            Its folder; ``None`` for a fresh start.
+            Its folder, verified; ``None`` for a fresh start.
 
         Raises:
-            CheckpointError: the path is missing or not complete.
+            CheckpointError: the path is missing or not complete, or a file is not as written.
         """
         if not resume_from:
             return None
-        if resume_from != "latest":
-            _require_complete(Path(resume_from))
-            return Path(resume_from)
+        found = self._latest() if resume_from == "latest" else Path(resume_from)
+        if found:
+            verify(found)
+        return found
+
+    def _latest(self) -> Path | None:
         assert self._folder is not None
         complete = complete_checkpoints(self._folder)
         newest = max(complete, default=-1)
@@ -140,12 +147,11 @@ class Checkpointer:
         return complete[newest]
 
     def read(self, checkpoint: Path, *, allow_changes: bool) -> dict[str, Any]:
-        """The state in ``checkpoint``, once its files and its run are found to fit.
+        """The state in ``checkpoint``, once its run is found to fit.
 
         Raises:
-            CheckpointError: a file is not as written, or the run differs from the checkpoint's.
+            CheckpointError: the run differs from the checkpoint's.
         """
-        verify(checkpoint)
         changes = _differences(json.loads((checkpoint / "run.json").read_text()), self._run)
         if changes and not allow_changes:
             raise CheckpointError(
@@ -164,8 +170,7 @@ class Checkpointer:
             return
         older = {step: p for step, p in complete_checkpoints(self._folder).items() if step < _step_of(newest)}
         for step in sorted(older)[: max(0, len(older) - (self._keep - 1))]:
-            (older[step] / COMPLETE).unlink()  # an interrupted removal must not look whole
-            shutil.rmtree(older[step])
+            _remove(older[step])
             log.info("removed checkpoint %s: max_ckpts_to_keep=%d", older[step], self._keep)
 
 
@@ -182,7 +187,10 @@ def verify(checkpoint: Path) -> None:
         CheckpointError: it is missing, not complete, or a file's size or checksum differs.
     """
     _require_complete(checkpoint)
-    complete = json.loads((checkpoint / COMPLETE).read_text())
+    try:
+        complete = json.loads((checkpoint / COMPLETE).read_text())
+    except ValueError as error:
+        raise CheckpointError(str(checkpoint / COMPLETE), "is not as it was written", fix=_OLDER) from error
     if complete["format_version"] != _FORMAT_VERSION:
         raise CheckpointError(
             str(checkpoint), f"has format {complete['format_version']}; this version reads {_FORMAT_VERSION}"
@@ -190,9 +198,9 @@ def verify(checkpoint: Path) -> None:
     for name, expected in complete["files"].items():
         file = checkpoint / name
         if not file.is_file():
-            raise CheckpointError(str(file), "is missing", fix="resume from an older checkpoint")
+            raise CheckpointError(str(file), "is missing", fix=_OLDER)
         if file.stat().st_size != expected["size"] or _checksum(file) != expected["sha256"]:
-            raise CheckpointError(str(file), "is not as it was written", fix="resume from an older checkpoint")
+            raise CheckpointError(str(file), "is not as it was written", fix=_OLDER)
 
 
 def _publish(partial: Path, *, target: Path) -> None:
@@ -204,13 +212,31 @@ def _publish(partial: Path, *, target: Path) -> None:
     _sync(partial / COMPLETE)
     if target.exists():  # of an earlier run in the same folder, or incomplete
         replaced = target.with_name(target.name + ".replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
         target.rename(replaced)
         partial.rename(target)
-        shutil.rmtree(replaced)
+        _remove(replaced)
     else:
         partial.rename(target)
     _sync(target.parent)
+
+
+def _remove(path: Path) -> None:
+    """A folder with all it holds; of a link, the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        (path / COMPLETE).unlink(missing_ok=True)  # an interrupted removal must not look whole
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _on_disk(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        fix = "see that the disk has room and can be written"
+        raise CheckpointError(str(place), f"could not be written: {error}", fix=fix) from error
 
 
 def _sync(path: Path) -> None:

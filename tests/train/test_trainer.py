@@ -9,7 +9,7 @@ import pytest
 from burnish.errors import CheckpointError, DataError
 from burnish.train.cadence import Cadence
 from burnish.train.callbacks import Callback
-from burnish.train.checkpoint import complete_checkpoints
+from burnish.train.checkpoint import Checkpointer, complete_checkpoints
 from burnish.train.trainer import Exporter
 from tests.train.fakes import CountingBackend, make_trainer
 
@@ -73,7 +73,7 @@ def test_a_save_that_fails_removes_nothing(tmp_path):
             return super().save(folder)
 
     trainer, _, _ = make_trainer(tmp_path, save_at=Cadence(2), keep=1, backend=FullDisk())
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CheckpointError, match=r"global_step_4\.partial: could not be written: .*No space"):
         trainer.train()
     trainer._checkpointer.finish()
     assert steps_saved(tmp_path) == [2]
@@ -124,6 +124,45 @@ def test_a_changed_file_is_found_on_resume(tmp_path):
     file.write_text(file.read_text().replace('"step": 2', '"step": 3'))
     with pytest.raises(CheckpointError, match=r"state\.json: is not as it was written"):
         make_trainer(tmp_path, resume_from="latest")
+
+
+@pytest.mark.parametrize("content", ["", "{", "\0" * 20])
+def test_a_complete_file_that_is_no_json_is_named(tmp_path, content):
+    make_trainer(tmp_path, num_steps=2)[0].train()
+    (tmp_path / "ckpt" / "global_step_2" / "COMPLETE").write_text(content)
+    with pytest.raises(CheckpointError, match="COMPLETE: is not as it was written"):
+        make_trainer(tmp_path, resume_from="latest")
+
+
+def test_a_link_to_a_checkpoint_is_removed_without_what_it_points_to(tmp_path):
+    make_trainer(tmp_path, num_steps=2)[0].train()
+    (tmp_path / "ckpt" / "global_step_2").rename(tmp_path / "kept")
+    (tmp_path / "ckpt" / "global_step_2").symlink_to(tmp_path / "kept")
+    make_trainer(tmp_path, num_steps=4, keep=1, resume_from="latest")[0].train()
+    assert [p.name for p in (tmp_path / "ckpt").iterdir()] == ["global_step_4"]
+    assert (tmp_path / "kept" / "COMPLETE").is_file()
+
+
+def test_a_checkpoint_takes_the_place_of_a_link_or_a_file(tmp_path):
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "ckpt" / "global_step_2").symlink_to(tmp_path / "other")
+    (tmp_path / "ckpt" / "global_step_4").write_text("a file")
+    make_trainer(tmp_path, num_steps=4, save_at=Cadence(2))[0].train()
+    assert steps_saved(tmp_path) == [2, 4]
+    assert sorted(p.name for p in (tmp_path / "ckpt").iterdir()) == ["global_step_2", "global_step_4"]
+    assert not any((tmp_path / "other").iterdir())
+
+
+def test_a_checkpoint_is_verified_before_anything_of_it_is_read(tmp_path):
+    """Also where only its weights are taken."""
+    make_trainer(tmp_path, num_steps=2)[0].train()
+    found = Checkpointer(tmp_path / "ckpt", run={}, config={}).find("latest")
+    assert found == tmp_path / "ckpt" / "global_step_2"
+    (found / "backend" / "weight.json").write_text("7")
+    for resume_from in ("latest", str(found)):
+        with pytest.raises(CheckpointError, match=r"weight\.json: is not as it was written"):
+            Checkpointer(tmp_path / "ckpt", run={}, config={}).find(resume_from)
 
 
 def test_a_run_that_differs_is_stopped_and_every_difference_named(tmp_path):
