@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from burnish.backends.fsdp.backend import FsdpBackend
@@ -242,6 +243,35 @@ def run_folder(config: SFTConfig) -> Path:
     return Path(config.log_dir) / config.run_name
 
 
+def export_folder(config: SFTConfig) -> Path:
+    """Where the run's Hugging Face folders go."""
+    return Path(config.export_path) if config.export_path else Path(config.ckpt_path) / "hf_exports"
+
+
+def require_writable(config: SFTConfig) -> None:
+    """Make the folders that the run will write to; a run must not find out at its first save.
+
+    Raises:
+        ConfigError: with all that cannot be written.
+    """
+    places = {"log_dir": run_folder(config)}
+    if config.ckpt_path:
+        places["ckpt_path"] = Path(config.ckpt_path)
+    if config.hf_save_interval:
+        places["export_path"] = export_folder(config)
+    problems = []
+    for key, folder in places.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            message = f"cannot be written: {error.strerror}"
+            problems.append(Problem(key, str(folder), message, "give a folder that can be written"))
+    if problems:
+        raise ConfigError(problems)
+
+
 @contextmanager
 def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator[Trainer]:
     """A trainer with all its parts, at the place to start from; closed afterwards.
@@ -251,6 +281,7 @@ def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator
     """
     card = require_valid(config)
     log.info("effective config:\n%s", config.to_yaml())
+    require_writable(config)
     callbacks = Callbacks([load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs])
     stores, evals = open_train(config, card), open_evals(config, card)
     checkpointer = build_checkpointer(config, stores)
@@ -315,8 +346,7 @@ def _build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress) ->
 def _build_exporter(config: SFTConfig) -> Exporter | None:
     if config.hf_save_interval == 0:
         return None
-    folder = Path(config.export_path) if config.export_path else Path(config.ckpt_path) / "hf_exports"
-    return Exporter(folder, Cadence(config.hf_save_interval))
+    return Exporter(export_folder(config), Cadence(config.hf_save_interval))
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

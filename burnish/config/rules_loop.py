@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from burnish.config.choices import ModelPart, Purpose, Schedule
 from burnish.config.run import SFTConfig
@@ -75,6 +76,9 @@ def _checkpoints(config: SFTConfig) -> Iterator[Problem]:
         if config.hf_save_interval > 0 and not config.export_path:
             message = "there is neither export_path nor ckpt_path to export into"
             yield Problem("hf_save_interval", config.hf_save_interval, message, "give export_path or ckpt_path")
+    elif config.hf_save_interval > 0 and config.export_path and Path(config.export_path) == Path(config.ckpt_path):
+        message = "is ckpt_path too, and a folder global_step_N cannot be an export and a checkpoint"
+        yield Problem("export_path", config.export_path, message, "give another folder, or leave it out")
     if resume not in ("", "latest") and not _CHECKPOINT.fullmatch(resume):
         message = "is neither empty, nor latest, nor the path of a global_step_N folder"
         yield Problem("resume_from", resume, message, "give latest, or the whole path, such as ckpts/global_step_100")

@@ -40,6 +40,7 @@ def test_a_plain_config_breaks_no_rule():
         (("resume_from=latest",), "resume_from", "there is no ckpt_path"),
         (("resume_from=lastest", "ckpt_path=c"), "resume_from", "nor latest"),
         (("hf_save_interval=5",), "hf_save_interval", "neither export_path nor ckpt_path"),
+        (("hf_save_interval=5", "ckpt_path=c/d", "export_path=./c/d/"), "export_path", "is ckpt_path too"),
         (("optimizer_config.adam_betas=[0.9]",), "optimizer_config.adam_betas", "1 entries, not 2"),
         (("optimizer_config.num_warmup_steps=1.5",), "optimizer_config.num_warmup_steps", "neither a number of steps"),
         (

@@ -1,0 +1,27 @@
+"""From a config to parts: what is refused before anything is loaded."""
+
+import pytest
+
+from burnish.assemble import require_writable
+from burnish.config import SFTConfig
+from burnish.errors import ConfigError
+
+
+def config(**values):
+    return SFTConfig(model={"path": "m"}, **values)
+
+
+def test_the_folders_of_a_run_are_made_before_it_begins(tmp_path):
+    require_writable(config(log_dir=str(tmp_path / "l"), ckpt_path=str(tmp_path / "c"), hf_save_interval=2))
+    assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*")} == {"l", "l/sft", "c", "c/hf_exports"}
+
+
+def test_every_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    places = {key: str(tmp_path / "file" / key) for key in ("log_dir", "ckpt_path", "export_path")}
+    with pytest.raises(ConfigError) as caught:
+        require_writable(config(**places, hf_save_interval=1))
+    assert [problem.key for problem in caught.value.problems] == ["log_dir", "ckpt_path", "export_path"]
+    assert all("cannot be written" in problem.message for problem in caught.value.problems)
+    with pytest.raises(ConfigError, match="too long"):
+        require_writable(config(log_dir=str(tmp_path), run_name="x" * 300))
