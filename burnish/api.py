@@ -16,7 +16,7 @@ from burnish.config import Purpose, SFTConfig
 from burnish.data.packing import Layout
 from burnish.data.store import Store, open_store
 from burnish.data.write import write_store
-from burnish.errors import ConfigError, DataError, Problem
+from burnish.errors import CheckpointError, ConfigError, DataError, Problem
 from burnish.inspect import plan
 from burnish.inspect.plan import CheckReport
 from burnish.launch import local
@@ -88,6 +88,9 @@ def evaluate(config: SFTConfig) -> dict[str, dict[str, float]]:
     if not evals:
         raise DataError("eval", "no evaluation set", fix="name one in eval_datasets or eval_pretokenized_dataset_paths")
     checkpoint = build_checkpointer(config, []).find(config.resume_from)
+    if config.resume_from and checkpoint is None:
+        fix = "name another ckpt_path, or leave resume_from out to evaluate model.path"
+        raise CheckpointError(config.ckpt_path, "there is no complete checkpoint to evaluate", fix=fix)
     backend = build_backend(config, num_steps=1, num_sources=1)
     try:
         if checkpoint:

@@ -225,6 +225,11 @@ def build_backend(config: SFTConfig, *, num_steps: int, num_sources: int) -> Fsd
     )
 
 
+def build_callbacks(config: SFTConfig) -> Callbacks:
+    """The user's own."""
+    return Callbacks([load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs])
+
+
 def build_checkpointer(config: SFTConfig, stores: Sequence[Store]) -> Checkpointer:
     """Where the run's checkpoints go, and what must not change between them."""
     plain = config.to_plain()
@@ -236,6 +241,18 @@ def build_checkpointer(config: SFTConfig, stores: Sequence[Store]) -> Checkpoint
     }
     folder = Path(config.ckpt_path) if config.ckpt_path else None
     return Checkpointer(folder, keep=config.max_ckpts_to_keep, run=identity, config=plain)
+
+
+def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checkpoint to start from, and its state; no state where only its weights are taken.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of another run.
+    """
+    start = checkpointer.find(config.resume_from)
+    if start is None or config.resume_weights_only:
+        return start, None
+    return start, checkpointer.read(start, allow_changes=config.resume_allow_changes)
 
 
 def run_folder(config: SFTConfig) -> Path:
@@ -282,19 +299,17 @@ def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator
     card = require_valid(config)
     log.info("effective config:\n%s", config.to_yaml())
     require_writable(config)
-    callbacks = Callbacks([load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs])
+    callbacks = build_callbacks(config)
     stores, evals = open_train(config, card), open_evals(config, card)
     checkpointer = build_checkpointer(config, stores)
-    start = checkpointer.find(config.resume_from)
-    resumes = start is not None and not config.resume_weights_only
-    state = checkpointer.read(start, allow_changes=config.resume_allow_changes) if start and resumes else None
+    start, state = find_start(config, checkpointer)
     stream = build_stream(config, Mixture(stores), layout=Layout(), pad_id=card.pad_id)
     num_steps = count_steps(config, steps_per_epoch=stream.steps_per_epoch)
     with ExitStack() as stack:
         backend = build_backend(config, num_steps=num_steps, num_sources=len(stores))
         stack.callback(backend.close)
         if start:
-            backend.load(start / "backend", weights_only=not resumes)
+            backend.load(start / "backend", weights_only=state is None)
         progress = _restore(state, stream=stream, callbacks=callbacks, num_steps=num_steps)
         trackers = _build_trackers(config, num_steps=num_steps, progress=progress)
         stack.callback(trackers.close)
@@ -350,6 +365,6 @@ def _build_exporter(config: SFTConfig) -> Exporter | None:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """The last part of each name; where two are alike, all of them whole."""
+    """The last part of each name; where two are alike, all after their numbers."""
     short = [name.rstrip("/").rsplit("/", 1)[-1] for name in names]
-    return short if len(set(short)) == len(short) else list(names)
+    return short if len(set(short)) == len(short) else [f"{number}.{name}" for number, name in enumerate(short)]

@@ -1,10 +1,13 @@
 """From a config to parts: what is refused before anything is loaded."""
 
+import json
+
 import pytest
 
-from burnish.assemble import require_writable
+from burnish.assemble import build_run, require_writable
 from burnish.config import SFTConfig
 from burnish.errors import ConfigError
+from tests.toys import chat, write_jsonl
 
 
 def config(**values):
@@ -25,3 +28,18 @@ def test_every_place_that_cannot_be_written_is_named(tmp_path):
     assert all("cannot be written" in problem.message for problem in caught.value.problems)
     with pytest.raises(ConfigError, match="too long"):
         require_writable(config(log_dir=str(tmp_path), run_name="x" * 300))
+
+
+def test_each_source_has_a_loss_of_its_own_also_where_names_are_alike(tmp_path, model_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = write_jsonl(tmp_path / "rows.jsonl", [chat("a", "b")] * 4)
+    options = {"train_datasets": [str(file)] * 2, "train_dataset_splits": ["train[:1]", "train[1:]"], "batch_size": 4}
+    run = SFTConfig(model={"path": str(model_dir)}, num_workers=0, num_steps=1, **options)
+    with build_run(run, interrupted=lambda: False) as trainer:
+        trainer.train()
+    line = json.loads((tmp_path / "runs" / "sft" / "metrics.jsonl").read_text())
+    assert [key for key in line if key.startswith("train/loss")] == [
+        "train/loss",
+        "train/loss/0.rows.jsonl",
+        "train/loss/1.rows.jsonl",
+    ]

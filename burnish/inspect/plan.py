@@ -1,15 +1,25 @@
 """What a run would do, known without a device: its problems, its data, its steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from burnish.assemble import build_stream, count_steps, model_problems, open_source
+from burnish.assemble import (
+    build_callbacks,
+    build_checkpointer,
+    build_stream,
+    count_steps,
+    find_start,
+    model_problems,
+    open_source,
+)
 from burnish.config import SFTConfig, find_problems
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout
 from burnish.data.store import Store, StoreReport
+from burnish.data.stream import BatchStream
 from burnish.errors import BurnishError, ConfigError, Problem
 from burnish.models.load import read_card
 
@@ -53,40 +63,60 @@ def check(config: SFTConfig) -> CheckReport:
     problems = find_problems(config)
     try:
         card = read_card(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    except BurnishError as error:
-        return CheckReport(problems=(*problems, Problem("model.path", config.model.path, error.problem, error.fix)))
+    except ConfigError as error:
+        return CheckReport(problems=(*problems, *error.problems))
     problems += model_problems(config, card)
     if problems:
         return CheckReport(problems=tuple(problems))
+    with _noted(problems, "callbacks", config.callbacks):
+        build_callbacks(config)
     reports: dict[str, list[StoreReport]] = {"train": [], "eval": []}
     stores: list[Store] = []
     for role, sources in (("train", config.train_sources), ("eval", config.eval_sources)):
         for source in sources:
-            try:
+            with _noted(problems, f"{role} data", source.path):
                 store = open_source(config, card, source)
-            except BurnishError as error:
-                problems.append(Problem(f"{role} data", source.path, str(error), error.fix))
-            else:
                 reports[role].append(store.report)
                 stores += [store] if role == "train" else []
     if problems:
         return CheckReport(problems=tuple(problems))
-    mixture = Mixture(stores)
-    stream = build_stream(config, mixture, layout=Layout(), pad_id=card.pad_id)
-    tokens, cells, steps = 0, 0, 0
-    for draw in islice(stream.draws(), min(stream.steps_per_epoch, _STEPS_LOOKED_AT)):
-        lengths = [int(length) for length in mixture.lengths[list(draw.rows)]]
-        tokens += sum(lengths)
-        cells += _cells(lengths, stream.builder.plan(draw.rows))
-        steps += 1
+    with _noted(problems, "resume_from", config.resume_from):
+        find_start(config, build_checkpointer(config, stores))
+    with _noted(problems, "sampler_class_path", config.sampler_class_path):
+        stream = build_stream(config, Mixture(stores), layout=Layout(), pad_id=card.pad_id)
+    if problems:
+        return CheckReport(problems=tuple(problems))
+    tokens_per_step, packing_efficiency = _look_at(stream)
     return CheckReport(
         sources=tuple(reports["train"]),
         eval_sources=tuple(reports["eval"]),
         steps_per_epoch=stream.steps_per_epoch,
         num_steps=count_steps(config, steps_per_epoch=stream.steps_per_epoch),
-        tokens_per_step=tokens / steps,
-        packing_efficiency=tokens / cells,
+        tokens_per_step=tokens_per_step,
+        packing_efficiency=packing_efficiency,
     )
+
+
+@contextmanager
+def _noted(problems: list[Problem], key: str, value: Any) -> Iterator[None]:
+    """What goes wrong becomes one more of ``problems``."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
+    except BurnishError as error:
+        problems.append(Problem(key, value, f"{error.where}: {error.problem}", error.fix))
+
+
+def _look_at(stream: BatchStream) -> tuple[float, float]:
+    """Tokens a step, and tokens by cells."""
+    tokens, cells, steps = 0, 0, 0
+    for draw in islice(stream.draws(), min(stream.steps_per_epoch, _STEPS_LOOKED_AT)):
+        lengths = [int(length) for length in stream.builder.store.lengths[list(draw.rows)]]
+        tokens += sum(lengths)
+        cells += _cells(lengths, stream.builder.plan(draw.rows))
+        steps += 1
+    return tokens / steps, tokens / cells
 
 
 def _cells(lengths: Sequence[int], plans: Sequence[Any]) -> int:
