@@ -3,11 +3,13 @@
 Its rule: the order is decided when rows are drawn, in one thread; readers only fill in the arrays.
 """
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from operator import index
 from typing import Any, TypeAlias
 
 from burnish.data.batch import Batch, collate
@@ -18,6 +20,8 @@ from burnish.errors import DataError
 
 Planner: TypeAlias = Callable[[Sequence[int]], tuple[RankPlan, ...]]
 """Lengths of the drawn examples -> the plan of every rank."""
+
+_ROWS = "yield numbers from 0 to one less than the rows of the dataset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class BatchStream:
     """An endless iterator of training batches; the last one of an epoch may be short."""
 
     def __init__(self, builder: BatchBuilder, *, sampler: Sampler, batch_size: int, num_readers: int = 0) -> None:
+        if len(sampler) == 0:
+            raise DataError("sampler", "has a length of 0, so that an epoch would have no step", fix=_ROWS)
         self.builder = builder
         self._sampler = sampler
         self._batch_size = batch_size
@@ -102,7 +108,7 @@ class BatchStream:
             # One empty epoch is legal: a sampler restored at its very end has nothing left of it.
             empty_epochs += 1
             iterator = iter(self._sampler)
-            while rows := tuple(int(row) for row in islice(iterator, self._batch_size)):
+            while rows := tuple(index(row) for row in islice(iterator, self._batch_size)):
                 empty_epochs = 0
                 yield self._draw(rows)
             if self._position:
@@ -125,10 +131,13 @@ class BatchStream:
                 readers.shutdown(cancel_futures=True)
 
     def _draw(self, rows: tuple[int, ...]) -> Draw:
+        num_rows = len(self.builder.store)
+        if not 0 <= min(rows) <= max(rows) < num_rows:
+            raise DataError("sampler", f"drew rows {min(rows)} to {max(rows)} of {num_rows} rows", fix=_ROWS)
         self._step += 1
         self._position += len(rows)
         ends_epoch = self._position >= len(self._sampler)
-        state = self._sampler.state_dict()
+        state = _snapshot(self._sampler.state_dict())
         if ends_epoch:
             self._next_epoch()
         cursor = {"step": self._step, "epoch": self._epoch, "position": self._position, "sampler": state}
@@ -151,6 +160,16 @@ class EvalBatches:
         for start in range(0, num_rows, self._batch_size):
             rows = tuple(range(start, min(start + self._batch_size, num_rows)))
             yield self._builder.build(Draw(rows, step=0, ends_epoch=False, cursor={}))
+
+
+def _snapshot(state: dict[str, Any]) -> dict[str, Any]:
+    """``state`` as a checkpoint gives it back; what is drawn ahead does not change it."""
+    try:
+        copy: dict[str, Any] = json.loads(json.dumps(state))
+    except (TypeError, ValueError) as error:
+        fix = "return numbers, text, lists and dicts from its state_dict"
+        raise DataError("sampler", f"its state is not JSON-ready: {error}", fix=fix) from error
+    return copy
 
 
 def _longest_row(plans: Sequence[RankPlan], lengths: Any) -> int:

@@ -97,7 +97,9 @@ def test_a_sampler_that_yields_less_than_it_says_still_ends_its_epochs():
 
 def test_a_sampler_without_rows_is_an_error_not_a_hang():
     with pytest.raises(DataError, match="two epochs in a row drew no row"):
-        next(iter(make_stream(make_store(4), sampler=Written(0))))
+        next(iter(make_stream(make_store(4), sampler=Written(0, extra=3))))
+    with pytest.raises(DataError, match="length of 0"):
+        make_stream(make_store(4), sampler=Written(0))
 
 
 @pytest.mark.parametrize("num_readers", [0, 2])
@@ -105,3 +107,44 @@ def test_fewer_rows_than_a_batch_give_one_short_batch_an_epoch(num_readers):
     stream = make_stream(make_store(3), batch_size=8, sampler=SequentialSampler(3), num_readers=num_readers)
     assert stream.steps_per_epoch == 1
     assert [b.row_numbers for b in islice(stream, 2)] == [(0, 1, 2), (0, 1, 2)]
+
+
+class Own(SequentialSampler):
+    """A user's: draws ``rows``, and its state is the live list of what it has drawn."""
+
+    def __init__(self, rows):
+        super().__init__(len(rows))
+        self._rows = rows
+        self._seen = []
+
+    def __iter__(self):
+        for row in self._rows:
+            self._seen.append(row)
+            yield row
+
+    def state_dict(self):
+        return {"seen": self._seen}
+
+
+@pytest.mark.parametrize("num_readers", [0, 3])
+def test_a_state_travels_with_its_batch_also_when_the_sampler_changes_it_later(num_readers):
+    stream = make_stream(make_store(6), batch_size=2, num_readers=num_readers, sampler=Own([5, 3, 1, 0, 2, 4]))
+    seen = [batch.cursor["sampler"]["seen"] for batch in list(islice(stream, 3))]
+    assert seen == [[5, 3], [5, 3, 1, 0], [5, 3, 1, 0, 2, 4]]
+
+
+@pytest.mark.parametrize("rows", [[0, 6], [-1, 0], [99]])
+def test_a_row_that_is_not_there_is_named(rows):
+    with pytest.raises(DataError, match=f"drew rows {min(rows)} to {max(rows)} of 6 rows"):
+        next(iter(make_stream(make_store(6), batch_size=2, sampler=Own(rows))))
+
+
+def test_half_a_row_is_no_row():
+    with pytest.raises(TypeError, match="float"):
+        next(iter(make_stream(make_store(6), sampler=Own([0.5]))))
+
+
+def test_a_state_that_no_checkpoint_could_hold_is_found_in_the_first_step():
+    sampler = Own([np.int64(0)])
+    with pytest.raises(DataError, match="its state is not JSON-ready"):
+        next(iter(make_stream(make_store(6), sampler=sampler)))
