@@ -66,6 +66,8 @@ COMMANDS = {
 
 def run() -> NoReturn:
     """The entry point: ``main`` as the exit status of the process."""
+    # Callbacks and samplers may lie where the command is given, as with python -m; last, so as to hide no package.
+    sys.path.append(str(Path.cwd()))
     sys.exit(main())
 
 

@@ -1,6 +1,7 @@
 """A run in this process. A first SIGTERM or SIGINT ends it after the step at hand, saved; a second one at once."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ def run(config: SFTConfig) -> Outcome:
 @contextmanager
 def _heeded(stop: StopSignal) -> Iterator[None]:
     """Note the first signal in ``stop``; from then on, signals do what they did before."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python gives signals to the main thread alone.
+        return
     handlers: dict[int, Any] = {}
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,9 +1,10 @@
 import json
+import sys
 
 import pytest
 
 from burnish.cli.commands import Request
-from burnish.cli.main import COMMANDS, _sorted, main
+from burnish.cli.main import COMMANDS, _sorted, main, run
 from burnish.config.run import key_names
 
 
@@ -12,6 +13,15 @@ def test_no_command_shows_them_all(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"\n  {name} " in shown for name in COMMANDS)
+
+
+def test_the_command_imports_from_where_it_is_given_and_hides_no_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["burnish", "--help"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit, match="0"):
+        run()
+    assert sys.path[-1] == str(tmp_path)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -63,7 +73,7 @@ def test_three_mistakes_are_named_together(capsys):
     assert main(words) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("config: 3 problems\n")
-    assert all(key in shown for key in ("num_steps", "batch_size='0'", "pretokenized_dataset_paths"))
+    assert all(key in shown for key in ("num_steps", "batch_size=0", "pretokenized_dataset_paths"))
 
 
 @pytest.mark.parametrize("words", [["--json", "num_step=5"], ["num_step=5", "--json"]])
