@@ -6,21 +6,20 @@
 import inspect
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
 from burnish import errors
 from burnish.config.data import DataKeys
+from burnish.config.explain import SIGNS
 from burnish.config.loop import BatchKeys, CheckpointKeys, EvalKeys, LogKeys
 from burnish.config.run import RunKeys
 from burnish.config.section import Section, keys_of
-from burnish.config.values import Limits, Words
 
 _GROUPS: tuple[type[Section], ...] = (RunKeys, DataKeys, BatchKeys, EvalKeys, CheckpointKeys, LogKeys)
 
@@ -40,6 +39,7 @@ file, and the other way round.
 * In a mapping that is passed on (such as `sampler_kwargs`), unquoted text that looks like a number or a flag is one.
 * `data/val` in `eval_datasets` is a hub id, and its eval set `data_val`; `./data/val` is a folder, and its eval set `val`.
 {groups}"""
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "none", Any: "value"}
 
 _ERRORS_PAGE = """\
 # Errors and exit codes
@@ -76,8 +76,8 @@ class KeyText:
 def key_groups() -> Iterator[tuple[str, tuple[KeyText, ...]]]:
     """(title, keys) of each part of the config."""
     for group in _GROUPS:
-        own = (key for key in keys_of(group))
-        yield inspect.cleandoc(group.__doc__ or ""), tuple(_describe(key.name, key.field) for key in own)
+        keys = tuple(_describe(name, field) for name, field in keys_of(group).items())
+        yield inspect.cleandoc(group.__doc__ or ""), keys
 
 
 def help_text() -> str:
@@ -119,19 +119,25 @@ def write_pages(folder: Path) -> None:
 
 
 def _describe(name: str, field: FieldInfo) -> KeyText:
-    default = "required" if field.is_required() else _spell(field.get_default(call_default_factory=True))
-    return KeyText(name, _kind(field), default, field.description or "")
+    default = "required" if field.is_required() else _spell(field.get_default())
+    return KeyText(name, _kind(field.annotation, field.metadata), default, field.description or "")
 
 
-def _kind(field: FieldInfo) -> str:
-    words = [item.text for item in field.metadata if isinstance(item, Words)]
-    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
-    members = [member for kind in kinds if issubclass(kind, StrEnum) for member in kind]
-    optional = " or none" if members and type(None) in kinds else ""
-    text = words[0] if words else ", ".join(members) + optional
-    limits = [item.func for item in field.metadata if isinstance(item, AfterValidator)]
-    rules = [rule for limit in limits if isinstance(limit, Limits) for rule in limit.rules]
-    return f"{text} {' and '.join(rules)}".strip()
+def _kind(kind: Any, limits: Sequence[Any] = ()) -> str:
+    """A type in words, with the limits of a number."""
+    shape, parts = get_origin(kind), get_args(kind)
+    if kind in _WORDS:
+        bounds = [f"{SIGNS[name]} {bound:g}" for limit in limits for name, bound in asdict(limit).items()]
+        return f"{_WORDS[kind]} {' and '.join(bounds)}".strip()
+    if shape is Annotated:
+        return _kind(parts[0], [item for field in parts[1:] for item in field.metadata])
+    if shape is UnionType:
+        return f"{_kind(parts[0], limits)} or {_kind(parts[1])}"
+    if shape is tuple:
+        return f"list of {_kind(parts[0]).replace('number', 'numbers')}"
+    if shape is Mapping:
+        return f"{{{_kind(parts[0])}: {_kind(parts[1])}}}"
+    return ", ".join(kind)
 
 
 def _spell(value: object) -> str:

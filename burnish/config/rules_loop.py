@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from burnish.config.choices import ModelPart, Purpose, Schedule
+from burnish.config.choices import Purpose, Schedule
 from burnish.config.run import SFTConfig
 from burnish.errors import Problem
 
@@ -97,6 +97,3 @@ def _optimizer(config: SFTConfig) -> Iterator[Problem]:
         message = "has no effect on scheduler=constant"
         fix = "leave it out, or write optimizer_config.scheduler=constant_with_warmup"
         yield Problem("optimizer_config.num_warmup_steps", warmup, message, fix)
-    if keys.unknown_parts:
-        message = f"{', '.join(keys.unknown_parts)} is no part of a model"
-        yield Problem("optimizer_config.lr_by_part", dict(keys.lr_by_part), message, f"use {', '.join(ModelPart)}")

@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from burnish.config.choices import LauncherName, Strategy
 from burnish.config.data import DataKeys
@@ -16,7 +16,6 @@ from burnish.config.model import ModelConfig
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.parallel import FsdpConfig, MegatronConfig, PlacementConfig
 from burnish.config.section import Section, keys_of, sections_of
-from burnish.config.values import Whole, one_of, within
 from burnish.errors import ConfigError
 
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
@@ -27,12 +26,12 @@ class RunKeys(Section):
 
     model: ModelConfig
     optimizer_config: OptimizerConfig = OptimizerConfig()
-    strategy: Annotated[Strategy, one_of(Strategy)] = Strategy.FSDP
+    strategy: Strategy = Strategy.FSDP
     """The backend: FSDP2 or Megatron Core."""
     placement: PlacementConfig = PlacementConfig()
-    launcher: Annotated[LauncherName, one_of(LauncherName)] = LauncherName.LOCAL
+    launcher: LauncherName = LauncherName.LOCAL
     """Who starts the processes; under torchrun or SLURM the process is a rank already."""
-    sequence_parallel_size: Annotated[Whole, within(">= 1")] = 1
+    sequence_parallel_size: int = Field(default=1, ge=1)
     """Ranks that share each row's tokens (Ulysses), on FSDP only."""
     fsdp_config: FsdpConfig = FsdpConfig()
     megatron_config: MegatronConfig = MegatronConfig()
@@ -61,15 +60,10 @@ class SFTConfig(LogKeys, CheckpointKeys, EvalKeys, BatchKeys, DataKeys, RunKeys)
         """Every key and its value, JSON-ready; ``SFTConfig(**plain)`` is equal to this config."""
         return self.model_dump(mode="json")
 
-    def to_plain_explicit(self) -> dict[str, Any]:
-        """The same for ``explicit_keys`` only; read back, the same keys are explicit."""
-        return self.model_dump(mode="json", exclude_unset=True)
-
     def to_yaml(self) -> str:
         """The effective config, a dotted key a line: those given, then the defaults as comments. It reads back."""
         explicit = self.explicit_keys
-        values = {name: _plain(attrgetter(name)(self)) for name in key_names()}
-        lines = {name: f"{name}: {_one_line(value)}" for name, value in values.items()}
+        lines = {name: f"{name}: {_one_line(attrgetter(name)(self))}" for name in key_names()}
         given = [lines[name] for name in lines if name in explicit]
         defaults = [f"# {lines[name]}" for name in lines if name not in explicit]
         return "\n".join([*given, "", "# defaults", *defaults, ""])
@@ -77,7 +71,7 @@ class SFTConfig(LogKeys, CheckpointKeys, EvalKeys, BatchKeys, DataKeys, RunKeys)
 
 def key_names() -> tuple[str, ...]:
     """The dotted name of every key that holds a value."""
-    return tuple(key.name for key in keys_of(SFTConfig))
+    return tuple(keys_of(SFTConfig))
 
 
 def _explicit(section: Section, prefix: str = "") -> Iterator[str]:
@@ -92,7 +86,3 @@ def _explicit(section: Section, prefix: str = "") -> Iterator[str]:
 def _one_line(value: Any) -> str:
     """JSON that YAML reads alike: escaped where YAML would break or refuse the line, but not into surrogate pairs."""
     return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -1,10 +1,12 @@
 """A section of the config: a frozen set of keys, each documented by the sentence below it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+
+from burnish.config.values import is_none, read_as
 
 
 class Section(BaseModel):
@@ -12,48 +14,32 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One key of the config."""
-
-    name: str
-    """Dotted, as on the command line."""
-    field: FieldInfo
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[str(info.field_name)]
+        # A text that is empty by default means none by that.
+        return "" if field.default == "" and is_none(value) else read_as(field.annotation, value)
 
 
-def keys_of(section: type[Section], *, prefix: str = "") -> Iterator[Key]:
-    """Every key of ``section`` and of the sections in it that holds a value itself."""
-    for name, field in section.model_fields.items():
-        inner = section_in(field)
-        if inner is None:
-            yield Key(prefix + name, field)
-        else:
-            yield from keys_of(inner, prefix=f"{prefix}{name}.")
+def keys_of(section: type[Section]) -> dict[str, FieldInfo]:
+    """Every key of ``section`` and of the sections in it that holds a value itself, by its dotted name."""
+    return {name: field for name, field in _fields(section) if _section_in(field) is None}
 
 
-def sections_of(section: type[Section], *, prefix: str = "") -> Iterator[str]:
+def sections_of(section: type[Section]) -> list[str]:
     """The dotted name of every section in ``section``."""
+    return [name for name, field in _fields(section) if _section_in(field) is not None]
+
+
+def _fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
-        inner = section_in(field)
+        yield prefix + name, field
+        inner = _section_in(field)
         if inner is not None:
-            yield prefix + name
-            yield from sections_of(inner, prefix=f"{prefix}{name}.")
+            yield from _fields(inner, f"{prefix}{name}.")
 
 
-def section_at(root: type[Section], name: str) -> type[Section] | None:
-    """The section that the dotted ``name`` leads to; none when it leads to a value or nowhere."""
-    section = root
-    for part in name.split("."):
-        field = section.model_fields.get(part)
-        inner = section_in(field) if field is not None else None
-        if inner is None:
-            return None
-        section = inner
-    return section
-
-
-def section_in(field: FieldInfo) -> type[Section] | None:
-    """The section that ``field`` holds; none when it holds a value."""
+def _section_in(field: FieldInfo) -> type[Section] | None:
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None

@@ -1,7 +1,7 @@
 import pytest
 
 from burnish.config import Purpose, find_problems, load_config
-from tests.config.configs import WORDS, broken, load
+from tests.config.configs import WORDS, broken, load, refused
 
 _NONE_GIVEN = ("model.path=m",)
 _CUSTOM = ("sampler=custom", "sampler_class_path=my.Sampler")
@@ -218,8 +218,8 @@ def test_what_is_built_passes_together():
 
 
 def test_an_unknown_part_is_named():
-    found = broken("optimizer_config.lr_by_part={eyes: 1e-6}")
-    assert "optimizer_config.lr_by_part" in found
+    found = refused("optimizer_config.lr_by_part={eyes: 1e-6}")["optimizer_config.lr_by_part"]
+    assert found.message == "'eyes' is none of vision, projector, language"
 
 
 def test_training_needs_data():

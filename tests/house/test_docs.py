@@ -15,7 +15,7 @@ _EXAMPLES = [file for file in sorted((ROOT / "examples").rglob("*.y*ml")) if fil
 
 
 def test_every_key_has_a_sentence():
-    sentences = {key.name: key.field.description or "" for key in keys_of(SFTConfig)}
+    sentences = {name: field.description or "" for name, field in keys_of(SFTConfig).items()}
     wrong = {name for name, text in sentences.items() if not text.endswith(".") or "\n" in text or text[0].islower()}
     assert wrong == set()
 
