@@ -25,6 +25,10 @@ class BurnishError(Exception):
         self.problem = problem
         self.fix = fix
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels between processes whole; an exception alone would forget what it was built with."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

@@ -9,13 +9,15 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +26,7 @@ from burnish.data.chat import ChatReader, Conversation, Dropped, chat_reader
 from burnish.data.example import Example
 from burnish.data.manifest import FORMAT_VERSION, Manifest, write_manifest
 from burnish.data.rows import RawRows, open_rows
-from burnish.data.tokenize import ConversationTokenizer, TokenizerSettings
+from burnish.data.tokenize import TokenizerSettings
 from burnish.errors import DataError
 from burnish.log import get_logger
 from burnish.storage.cache import private_folder, publish_once
@@ -43,37 +45,39 @@ WORKER_VARIABLE = "BURNISH_TOKENIZING"
 """Set in the environment of the processes that tokenize."""
 
 
+class RawSource(TypedDict):
+    """What to tokenize, and how."""
+
+    split: str | None
+    """As for ``open_rows``."""
+    tokenizer_settings: TokenizerSettings
+    """Tokenizer, template, and what is a target."""
+    messages_key: str | None
+    """A column that must exist; ``None`` is ``messages``, which may be absent."""
+    tools_key: str | None
+    """The same for ``tools``."""
+    system_key: str | None
+    """The same for ``system``."""
+    num_workers: int
+    """Processes, at most the cores; 0 tokenizes in this one."""
+
+
 def tokenized_store(
-    path: str,
-    *,
-    split: str | None,
-    tokenizer_settings: TokenizerSettings,
-    messages_key: str | None,
-    tools_key: str | None,
-    system_key: str | None,
-    num_workers: int,
-    cache_dir: Path,
-    force_recache: bool,
-    disable_cache: bool,
+    path: str, *, cache_dir: Path, force_recache: bool, disable_cache: bool, **source: Unpack[RawSource]
 ) -> Path:
     """The folder of the store of ``path``, tokenized now unless the cache has it.
 
     Args:
         path: a local dataset or a hub id, as for ``open_rows``.
-        split: as for ``open_rows``.
-        tokenizer_settings: tokenizer, template, and what is a target.
-        messages_key: a column that must exist; ``None`` is ``messages``, which may be absent.
-        tools_key: the same for ``tools``.
-        system_key: the same for ``system``.
-        num_workers: processes, at most the cores; 0 tokenizes in this one.
         cache_dir: root of the cache.
         force_recache: tokenize anew, and replace what the cache has.
         disable_cache: use a folder of this process alone, removed when it exits.
+        source: see ``RawSource``.
 
     Raises:
         DataError: rows cannot be read or tokenized, or none is left.
     """
-    job = _plan(path, split, tokenizer_settings, (messages_key, tools_key, system_key), num_workers)
+    job = _Job(path, source)
     if disable_cache:
         folder = private_folder()
         job.build(folder)
@@ -81,17 +85,7 @@ def tokenized_store(
     return publish_once(cache_dir / "tokenized" / job.key(), build=job.build, force=force_recache)
 
 
-def write_store(
-    path: str,
-    *,
-    split: str | None,
-    tokenizer_settings: TokenizerSettings,
-    messages_key: str | None,
-    tools_key: str | None,
-    system_key: str | None,
-    num_workers: int,
-    out: Path,
-) -> Path:
+def write_store(path: str, *, out: Path, **source: Unpack[RawSource]) -> Path:
     """``out``, a new folder with the store of ``path``; the arguments are those of ``tokenized_store``.
 
     Raises:
@@ -99,64 +93,54 @@ def write_store(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"out={out}", "is not empty", fix="name a new folder, or empty this one")
-    job = _plan(path, split, tokenizer_settings, (messages_key, tools_key, system_key), num_workers)
+    job = _Job(path, source)
     if out.exists():
         out.rmdir()
-    return publish_once(out, build=job.build)
+    try:
+        return publish_once(out, build=job.build)
+    finally:
+        # It guards a cache that many share; here it would be litter beside the user's folder.
+        (out.parent / f".{out.name}.lock").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What became of a range of raw rows; ``file`` is empty when nothing was left of them."""
+    """What became of a range of raw rows; without checksum when nothing was left of them."""
 
-    file: str
-    sha256: str = ""
-    rows: int = 0
-    tokens: int = 0
-    targets: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    drop_examples: dict[str, str] = field(default_factory=dict)
-    notices: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A DataError on its way between processes."""
-
-    where: str
-    problem: str
-    fix: str
+    rows: int
+    tokens: int
+    targets: int
+    dropped: Counter[str]
+    drop_examples: dict[str, str]
+    notices: tuple[str, ...]
+    checksum: dict[str, str]
+    """SHA-256 by the name of the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What a process needs to tokenize any part of a dataset."""
-
-    rows: RawRows
-    reader: ChatReader
-    settings: TokenizerSettings
+_Task: TypeAlias = tuple[int, int, Path]
+"""Raw rows from the first up to, but not including, the second; and the file they become."""
 
 
 class _ShardWriter:
     """Tokenizes ranges of rows into Arrow files."""
 
-    def __init__(self, source: _Source, *, tokenizer: ConversationTokenizer) -> None:
-        self._rows = source.rows
-        self._reader = source.reader
-        self._tokenizer = tokenizer
+    def __init__(self, rows: RawRows, reader: ChatReader, settings: TokenizerSettings) -> None:
+        self._rows = rows
+        self._reader = reader
+        self.tokenizer = settings.load()
 
-    def write(self, start: int, *, stop: int, file: Path, progress: Callable[[int], None] = lambda _: None) -> _Shard:
-        """Tokenize rows ``start`` to ``stop`` into ``file``."""
-        dropped: dict[str, int] = {}
+    def write(self, task: _Task) -> _Shard:
+        start, stop, file = task
+        dropped: Counter[str] = Counter()
         examples: dict[str, str] = {}
         rows = tokens = targets = 0
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
             for first in range(start, stop, BATCH_ROWS):
-                numbers = range(first, min(first + BATCH_ROWS, stop))
                 kept = []
+                numbers = range(first, min(first + BATCH_ROWS, stop))
                 for number, result in zip(numbers, self._encode(numbers), strict=True):
                     if isinstance(result, Dropped):
-                        dropped[result.reason] = dropped.get(result.reason, 0) + 1
+                        dropped[result.reason] += 1
                         if result.reason not in examples:
                             examples[result.reason] = f"{self._rows.describe(number)}: {result.detail}"
                     else:
@@ -166,12 +150,10 @@ class _ShardWriter:
                 rows += len(kept)
                 tokens += sum(len(example.input_ids) for example in kept)
                 targets += sum(int(example.loss_mask[1:].sum()) for example in kept)
-                progress(len(numbers))
+        checksum = {file.name: _sha256(file)} if rows else {}
         if not rows:
             file.unlink()
-        sha256 = _sha256(file) if rows else ""
-        name = file.name if rows else ""
-        return _Shard(name, sha256, rows, tokens, targets, dropped, examples, self._tokenizer.notices)
+        return _Shard(rows, tokens, targets, dropped, examples, self.tokenizer.notices, checksum)
 
     def _encode(self, numbers: Sequence[int]) -> list[Example | Dropped]:
         read = [self._read(number) for number in numbers]
@@ -187,7 +169,7 @@ class _ShardWriter:
 
     def _encode_batch(self, conversations: Sequence[tuple[int, Conversation]]) -> list[Example | Dropped]:
         try:
-            return self._tokenizer.encode([conversation for _, conversation in conversations])
+            return self.tokenizer.encode([conversation for _, conversation in conversations])
         except Exception as error:
             # Which row it was is only known when each is tried by itself.
             if len(conversations) > 1:
@@ -195,33 +177,44 @@ class _ShardWriter:
             raise self._placed(conversations[0][0], error) from error
 
     def _placed(self, number: int, error: Exception) -> DataError:
-        where = f"row {number} ({self._rows.describe(number)})"
+        place = self._rows.describe(number)
+        where = f"row {number} ({place})"
         if isinstance(error, DataError):
-            inside = "" if error.where in ("", self._rows.describe(number)) else f"{error.where}: "
+            inside = "" if error.where in ("", place) else f"{error.where}: "
             return DataError(where, inside + error.problem, fix=error.fix)
-        return DataError(
-            where, f"cannot be tokenized ({type(error).__name__}: {error})", fix="correct or remove the row"
-        )
+        problem = f"cannot be tokenized ({type(error).__name__}: {error})"
+        return DataError(where, problem, fix="correct or remove the row")
 
 
-@dataclass(frozen=True, slots=True)
 class _Job:
     """A dataset that is about to be tokenized."""
 
-    name: str
-    source: _Source
-    tokenizer: ConversationTokenizer
-    num_workers: int
+    def __init__(self, path: str, source: RawSource) -> None:
+        if WORKER_VARIABLE in os.environ:
+            fix = "guard your script with `if __name__ == '__main__':`, or set num_workers=0"
+            raise DataError(path, "a process that tokenizes has started the whole script again", fix=fix)
+        self._name = path if source["split"] is None else f"{path} {source['split']}"
+        self._rows = open_rows(path, split=source["split"])
+        self._reader = chat_reader(
+            self._rows,
+            name=path,
+            messages_key=source["messages_key"],
+            tools_key=source["tools_key"],
+            system_key=source["system_key"],
+        )
+        self._settings = source["tokenizer_settings"]
+        self._num_workers = source["num_workers"]
+        self._writer = _ShardWriter(self._rows, self._reader, self._settings)
 
     def key(self) -> str:
         """Changes with everything that decides the bytes of the store."""
-        settings = self.source.settings
+        settings, tokenizer = self._settings, self._writer.tokenizer
         parts = {
             "versions": [FORMAT_VERSION, RECIPE_VERSION, version("transformers"), version("jinja2")],
-            "rows": self.source.rows.fingerprint,
-            "reader": asdict(self.source.reader),
-            "tokenizer": self.tokenizer.tokenizer_hash,
-            "template": self.tokenizer.template_hash,
+            "rows": self._rows.fingerprint,
+            "reader": asdict(self._reader),
+            "tokenizer": tokenizer.tokenizer_hash,
+            "template": tokenizer.template_hash,
             "targets": [settings.train_on_what, settings.max_length, settings.truncation],
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -232,137 +225,81 @@ class _Job:
         Raises:
             DataError: a row cannot be read or tokenized, or none is left.
         """
-        num_rows = len(self.source.rows)
+        num_rows = len(self._rows)
         shard_rows = min(max(SHARD_ROWS[0], -(-num_rows // 64)), SHARD_ROWS[1])
-        bounds = list(pairwise([*range(0, num_rows, shard_rows), num_rows]))
+        bounds = pairwise([*range(0, num_rows, shard_rows), num_rows])
         tasks = [(start, stop, folder / f"rows-{i:05d}.arrow") for i, (start, stop) in enumerate(bounds)]
-        num_workers = min(self.num_workers, os.cpu_count() or 1, len(tasks))
-        progress = _Progress(self.name, num_rows)
-        if num_workers == 0 or len(tasks) == 1:
-            writer = _ShardWriter(self.source, tokenizer=self.tokenizer)
-            shards = [writer.write(start, stop=stop, file=file, progress=progress.add) for start, stop, file in tasks]
-        else:
-            shards = self._in_pool(tasks, num_workers, progress)
-        self._check_left(shards, num_rows)
-        write_manifest(folder, self._manifest(shards, num_rows))
+        num_workers = min(self._num_workers, os.cpu_count() or 1, len(tasks))
+        alone = num_workers == 0 or len(tasks) == 1
+        shards, spoke = [], time.monotonic()
+        for shard in map(self._writer.write, tasks) if alone else self._in_pool(tasks, num_workers):
+            shards.append(shard)
+            if time.monotonic() - spoke > PROGRESS_SECONDS:
+                spoke = time.monotonic()
+                log.info("tokenizing %s: %d of %d rows", self._name, tasks[len(shards) - 1][1], num_rows)
+        manifest = self._manifest(shards)
+        self._check_left(manifest)
+        write_manifest(folder, manifest)
 
-    def _in_pool(self, tasks: Sequence[tuple[int, int, Path]], num_workers: int, progress: "_Progress") -> list[_Shard]:
+    def _in_pool(self, tasks: Sequence[_Task], num_workers: int) -> Iterator[_Shard]:
+        """In the order of the rows, so that of several errors the same one is raised each time."""
+        os.environ[WORKER_VARIABLE] = self._name
         context = multiprocessing.get_context("spawn")
-        os.environ[WORKER_VARIABLE] = self.name
-        pool = ProcessPoolExecutor(num_workers, context, _start_worker, (self.source,))
+        pool = ProcessPoolExecutor(num_workers, context, _start_worker, (self._rows, self._reader, self._settings))
         try:
-            futures = [pool.submit(_work, *task) for task in tasks]
-            for future in _as_they_end(futures):
-                if isinstance(outcome := future.result(), _Failure):
-                    raise DataError(outcome.where, outcome.problem, fix=outcome.fix)
-                progress.add(tasks[futures.index(future)][1] - tasks[futures.index(future)][0])
-            return [shard for future in futures if isinstance(shard := future.result(), _Shard)]
+            yield from pool.map(_work, tasks)
         except BrokenProcessPool as error:
             fix = "guard your script with `if __name__ == '__main__':`, free memory, or set num_workers=0"
-            raise DataError(self.name, f"a process that tokenizes died ({error})", fix=fix) from error
+            raise DataError(self._name, f"a process that tokenizes died ({error})", fix=fix) from error
         finally:
             pool.shutdown(cancel_futures=True)
             del os.environ[WORKER_VARIABLE]
 
-    def _check_left(self, shards: Sequence[_Shard], num_rows: int) -> None:
-        if any(shard.rows for shard in shards):
-            return
-        if num_rows == 0:
-            raise DataError(self.name, "has no rows", fix="check the file and the split")
-        dropped, examples = _dropped(shards)
-        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
-        first = "; ".join(f"{reason}: {example}" for reason, example in examples.items())
-        raise DataError(self.name, f"{num_rows} of {num_rows} rows dropped: {reasons}", fix=f"mend the rows ({first})")
-
-    def _manifest(self, shards: Sequence[_Shard], num_rows: int) -> Manifest:
-        dropped, examples = _dropped(shards)
+    def _manifest(self, shards: Sequence[_Shard]) -> Manifest:
+        tokenizer = self._writer.tokenizer
+        dropped: Counter[str] = sum((shard.dropped for shard in shards), Counter())
         return Manifest(
             rows=sum(shard.rows for shard in shards),
-            rows_read=num_rows,
-            dropped=dropped,
-            drop_examples=examples,
+            rows_read=len(self._rows),
+            dropped=dict(dropped),
+            drop_examples={reason: text for s in reversed(shards) for reason, text in s.drop_examples.items()},
             tokens=sum(shard.tokens for shard in shards),
             targets=sum(shard.targets for shard in shards),
-            tokenizer_hash=self.tokenizer.tokenizer_hash,
-            template_hash=self.tokenizer.template_hash,
-            vocabulary_size=self.tokenizer.vocabulary_size,
-            special_tokens=self.tokenizer.special_tokens,
-            max_length=self.source.settings.max_length,
-            train_on_what=str(self.source.settings.train_on_what),
+            tokenizer_hash=tokenizer.tokenizer_hash,
+            template_hash=tokenizer.template_hash,
+            vocabulary_size=tokenizer.vocabulary_size,
+            special_tokens=tokenizer.special_tokens,
+            max_length=self._settings.max_length,
+            train_on_what=str(self._settings.train_on_what),
             notices=tuple(sorted({notice for shard in shards for notice in shard.notices})),
-            checksums={shard.file: shard.sha256 for shard in shards if shard.file},
+            checksums={name: checksum for shard in shards for name, checksum in shard.checksum.items()},
         )
 
-
-class _Progress:
-    """A line in the log every few seconds."""
-
-    def __init__(self, name: str, total: int) -> None:
-        self._name = name
-        self._total = total
-        self._done = 0
-        self._spoke = time.monotonic()
-
-    def add(self, rows: int) -> None:
-        self._done += rows
-        if time.monotonic() - self._spoke > PROGRESS_SECONDS:
-            self._spoke = time.monotonic()
-            log.info("tokenizing %s: %d of %d rows", self._name, self._done, self._total)
+    def _check_left(self, manifest: Manifest) -> None:
+        if manifest.rows_read == 0:
+            raise DataError(self._name, "has no rows", fix="check the file and the split")
+        if manifest.rows == 0:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in manifest.dropped.items())
+            first = "; ".join(f"{reason}: {manifest.drop_examples[reason]}" for reason in manifest.dropped)
+            problem = f"{manifest.rows_read} of {manifest.rows_read} rows dropped: {reasons}"
+            raise DataError(self._name, problem, fix=f"mend the rows ({first})")
 
 
 _writers: list[_ShardWriter] = []
 """In a process of the pool, its one writer."""
 
 
-def _start_worker(source: _Source) -> None:
+def _start_worker(rows: RawRows, reader: ChatReader, settings: TokenizerSettings) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
-    _writers.append(_ShardWriter(source, tokenizer=source.settings.load()))
+    _writers.append(_ShardWriter(rows, reader, settings))
 
 
-def _work(start: int, stop: int, file: Path) -> _Shard | _Failure:
-    try:
-        return _writers[0].write(start, stop=stop, file=file)
-    except DataError as error:
-        return _Failure(error.where, error.problem, error.fix)
-
-
-def _plan(
-    path: str,
-    split: str | None,
-    settings: TokenizerSettings,
-    keys: tuple[str | None, str | None, str | None],
-    num_workers: int,
-) -> _Job:
-    if WORKER_VARIABLE in os.environ:
-        fix = "guard your script with `if __name__ == '__main__':`, or set num_workers=0"
-        raise DataError(path, "a process that tokenizes has started the whole script again", fix=fix)
-    rows = open_rows(path, split=split)
-    reader = chat_reader(rows, name=path, messages_key=keys[0], tools_key=keys[1], system_key=keys[2])
-    name = path if split is None else f"{path} {split}"
-    return _Job(name, _Source(rows, reader, settings), settings.load(), num_workers)
-
-
-def _as_they_end(futures: Sequence["Future[_Shard | _Failure]"]) -> Iterator["Future[_Shard | _Failure]"]:
-    """Each as soon as it is done; of those done together, the earlier rows first."""
-    waiting = set(futures)
-    while waiting:
-        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-        yield from sorted(done, key=futures.index)
-
-
-def _dropped(shards: Sequence[_Shard]) -> tuple[dict[str, int], dict[str, str]]:
-    """Totals by reason, and for each the first row."""
-    counts: dict[str, int] = {}
-    examples: dict[str, str] = {}
-    for shard in shards:
-        for reason, count in shard.dropped.items():
-            counts[reason] = counts.get(reason, 0) + count
-            examples.setdefault(reason, shard.drop_examples[reason])
-    return counts, examples
+def _work(task: _Task) -> _Shard:
+    return _writers[0].write(task)
 
 
 def _record_batch(examples: Sequence[Example]) -> pa.RecordBatch:
-    offsets = np.concatenate([[0], np.cumsum([len(example.input_ids) for example in examples])]).astype(np.int32)
+    offsets = np.cumsum([0, *(len(example.input_ids) for example in examples)], dtype=np.int32)
     columns = (
         np.concatenate([example.input_ids for example in examples]),
         np.concatenate([example.loss_mask for example in examples]),

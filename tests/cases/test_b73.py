@@ -46,7 +46,8 @@ def test_a_pool_writes_the_same_bytes(model_dir, tmp_path, monkeypatch):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_bad_row_is_named(model_dir, tmp_path, monkeypatch, num_workers):
     monkeypatch.setattr(write, "SHARD_ROWS", (10, 10))
-    rows = [*ROWS[:17], {"messages": [{"content": "no role"}]}, *ROWS[18:]]
+    bad = {"messages": [{"content": "no role"}]}
+    rows = [*ROWS[:17], bad, *ROWS[18:25], bad, *ROWS[26:]]
     file = write_jsonl(tmp_path / "x.jsonl", rows)
     with pytest.raises(DataError, match=r"row 17 \(.*x\.jsonl, line 18\): message 0: .*found content"):
         store(file, model=model_dir, cache=tmp_path / "cache", num_workers=num_workers)

@@ -44,6 +44,9 @@ def test_into_a_folder_of_your_own(model_dir, tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", ROWS)
     out = write(file, model_dir, tmp_path / "new" / "out")
     assert sorted(entry.name for entry in out.iterdir()) == [MANIFEST_NAME, "rows-00000.arrow"]
+    with pytest.raises(DataError, match="3 of 3 rows dropped"):
+        write(write_jsonl(tmp_path / "bad.jsonl", ROWS[1:]), model_dir, tmp_path / "new" / "bad")
+    assert list(out.parent.iterdir()) == [out], "nothing lies beside it, whatever became of it"
     with pytest.raises(DataError, match="is not empty"):
         write(file, model_dir, out)
     (tmp_path / "empty").mkdir()
