@@ -196,6 +196,17 @@ def test_a_checkpoint_of_another_model_is_refused(model_dir, tmp_path):
             backend.load(tmp_path / "nothing")
 
 
+def test_a_checkpoint_that_holds_more_than_the_model_is_refused(model_dir, tmp_path):
+    """Untied weights in a tied model: the head would be lost, and nothing would say so."""
+    with open_backend(save_model(tmp_path / "untied", vocabulary=96, tied=False)) as backend:
+        backend.save(tmp_path / "saved").wait()
+    with open_backend(model_dir) as backend:
+        with pytest.raises(CheckpointError, match=r"holds exp_avg\.lm_head\.weight and 3 more"):
+            backend.load(tmp_path / "saved")
+        with pytest.raises(CheckpointError, match=r"holds weights\.lm_head\.weight and 0 more"):
+            backend.load(tmp_path / "saved", weights_only=True)
+
+
 def test_a_save_that_fails_says_so_when_waited_for(model_dir, tmp_path):
     with open_backend(model_dir) as backend:
         (tmp_path / "__0_0.distcp").mkdir()

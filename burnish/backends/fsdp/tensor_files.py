@@ -41,6 +41,9 @@ ADMITTED = frozenset(
 """(module, name) of everything a ``.metadata`` of tensors holds."""
 
 
+_SAME_MODEL = "resume with the model it was made with"
+
+
 @dataclass(frozen=True, slots=True)
 class DcpSave:
     """A save whose tensors are copied already and are being written by a thread."""
@@ -83,22 +86,28 @@ def begin_save(tensors: dict[str, Any], folder: Path, *, group: dist.ProcessGrou
     return DcpSave(folder, future)
 
 
-def load_in_place(tensors: dict[str, Any], folder: Path, *, group: dist.ProcessGroup) -> None:
-    """Fill ``tensors`` with what :func:`begin_save` wrote under the same names.
+def load_in_place(tensors: dict[str, dict[str, Any]], folder: Path, *, group: dist.ProcessGroup) -> None:
+    """Fill ``tensors``, by kind and name, with what :func:`begin_save` wrote under the same names.
 
     Raises:
-        CheckpointError: the folder is missing, holds anything but tensors, or does not fit.
+        CheckpointError: the folder is missing, holds anything but tensors, or more or less of a kind than is asked for.
     """
     if not (folder / ".metadata").is_file():
         raise CheckpointError(
             str(folder), "has no .metadata, so it is not a whole checkpoint", fix="name a complete one"
         )
-    try:
-        load(tensors, storage_reader=TensorReader(folder), process_group=group)
-    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+    reader = TensorReader(folder)
+    wanted = {f"{kind}.{name}" for kind, named in tensors.items() for name in named}
+    stored = {name for name in reader.read_metadata().state_dict_metadata if name.partition(".")[0] in tensors}
+    if stored - wanted:
+        names = sorted(stored - wanted)
         raise CheckpointError(
-            str(folder), f"does not fit this model: {_cause(error)}", fix="resume with the model it was made with"
-        ) from error
+            str(folder), f"holds {names[0]} and {len(names) - 1} more that this model has not", fix=_SAME_MODEL
+        )
+    try:
+        load(tensors, storage_reader=reader, process_group=group)
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(str(folder), f"does not fit this model: {_cause(error)}", fix=_SAME_MODEL) from error
 
 
 class TensorReader(FileSystemReader):
