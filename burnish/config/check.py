@@ -2,6 +2,9 @@
 
 import os
 from collections.abc import Mapping
+from functools import reduce
+from itertools import chain
+from operator import getitem
 
 from burnish.config.choices import Purpose
 from burnish.config.not_built import refusals
@@ -23,9 +26,7 @@ def find_problems(
         environment: variables that torchrun and SLURM set; none is those of this process.
     """
     variables = os.environ if environment is None else environment
-    return [
-        *data_rules(config, purpose),
-        *loop_rules(config, purpose),
-        *device_rules(config, variables),
-        *refusals(config, variables),
-    ]
+    rules = (data_rules(config, purpose), loop_rules(config, purpose), device_rules(config, variables))
+    broken = dict.fromkeys(chain(*rules, refusals(config, variables)))
+    plain = config.to_plain()
+    return [Problem(key, reduce(getitem, key.split("."), plain), message, fix) for key, message, fix in broken]

@@ -5,95 +5,74 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from burnish.config.choices import Purpose, Schedule
-from burnish.config.run import SFTConfig
-from burnish.errors import Problem
+from burnish.config.run import Broken, SFTConfig
 
 _CHECKPOINT = re.compile(r"(.*/)?global_step_[0-9]+/*")
 
 
-def loop_rules(config: SFTConfig, purpose: Purpose) -> Iterator[Problem]:
+def loop_rules(config: SFTConfig, purpose: Purpose) -> Iterator[Broken]:
     """The rules on batches, steps, evaluation, checkpoints and the optimizer that ``config`` breaks."""
-    yield from _batches(config)
     yield from _steps(config)
     yield from _packing(config)
-    if purpose is Purpose.TRAIN:
-        yield from _evaluation(config)
+    if purpose is Purpose.TRAIN and not config.eval_sources:
+        fix = "name data in eval_datasets, or stores in eval_pretokenized_dataset_paths"
+        if config.eval_interval:
+            yield "eval_interval", "there is no eval set", fix
+        if config.eval_before_train:
+            yield "eval_before_train", "there is no eval set", fix
     yield from _checkpoints(config)
     yield from _optimizer(config)
 
 
-def _batches(config: SFTConfig) -> Iterator[Problem]:
-    if config.batch_tokens is None:
-        return
-    if "batch_size" in config.explicit_keys:
-        message = "batch_tokens takes its place"
-        yield Problem("batch_size", config.batch_size, message, "leave out batch_size or batch_tokens")
-    if config.num_steps is None:
-        message = "needs num_steps, as the steps of an epoch are not known"
-        yield Problem("batch_tokens", config.batch_tokens, message, "give num_steps")
-
-
-def _steps(config: SFTConfig) -> Iterator[Problem]:
+def _steps(config: SFTConfig) -> Iterator[Broken]:
+    if config.batch_tokens is not None and "batch_size" in config.explicit_keys:
+        yield "batch_size", "batch_tokens takes its place", "leave out batch_size or batch_tokens"
+    if config.batch_tokens is not None and config.num_steps is None:
+        yield "batch_tokens", "needs num_steps, as the steps of an epoch are not known", "give num_steps"
     if config.num_steps is not None and config.num_epochs is not None:
-        message = f"num_epochs={config.num_epochs} is given too"
-        yield Problem("num_steps", config.num_steps, message, "leave out num_steps or num_epochs")
+        yield "num_steps", f"num_epochs={config.num_epochs} is given too", "leave out num_steps or num_epochs"
     if config.dummy_run_full_ctx and config.max_length is None:
-        yield Problem("dummy_run_full_ctx", True, "needs max_length, the length of its rows", "give max_length")
+        yield "dummy_run_full_ctx", "needs max_length, the length of its rows", "give max_length"
 
 
-def _packing(config: SFTConfig) -> Iterator[Problem]:
-    if config.use_sequence_packing and config.max_length is None:
-        yield Problem("use_sequence_packing", True, "needs max_length", "give max_length, in tokens")
-    if config.use_sequence_packing and not config.remove_microbatch_padding:
-        message = "needs remove_microbatch_padding=true"
-        yield Problem("use_sequence_packing", True, message, "leave out remove_microbatch_padding=false")
+def _packing(config: SFTConfig) -> Iterator[Broken]:
     capacity, longest = config.max_tokens_per_microbatch, config.max_length
+    if config.use_sequence_packing and longest is None:
+        yield "use_sequence_packing", "needs max_length", "give max_length, in tokens"
+    if config.use_sequence_packing and not config.remove_microbatch_padding:
+        fix = "leave out remove_microbatch_padding=false"
+        yield "use_sequence_packing", "needs remove_microbatch_padding=true", fix
     if capacity is not None and longest is not None and capacity < longest:
         message = f"is less than max_length={longest}, so that the longest row would not fit"
-        yield Problem("max_tokens_per_microbatch", capacity, message, f"give {longest} or more")
+        yield "max_tokens_per_microbatch", message, f"give {longest} or more"
 
 
-def _evaluation(config: SFTConfig) -> Iterator[Problem]:
-    if config.eval_sources:
-        return
-    fix = "name data in eval_datasets, or stores in eval_pretokenized_dataset_paths"
-    for key, value in (("eval_interval", config.eval_interval), ("eval_before_train", config.eval_before_train)):
-        if value:
-            yield Problem(key, value, "there is no eval set", fix)
-
-
-def _checkpoints(config: SFTConfig) -> Iterator[Problem]:
-    resume = config.resume_from
+def _checkpoints(config: SFTConfig) -> Iterator[Broken]:
+    resume, target, export = config.resume_from, config.ckpt_path, config.export_path
     if config.max_ckpts_to_keep == 0:
-        yield Problem("max_ckpts_to_keep", 0, "would keep no checkpoint", "give -1 to keep all, or 1 or more")
-    if not config.ckpt_path:
-        fix = "give ckpt_path"
-        if config.ckpt_interval > 0:
-            message = "there is no ckpt_path to save checkpoints into"
-            yield Problem("ckpt_interval", config.ckpt_interval, message, fix)
-        if resume == "latest":
-            yield Problem("resume_from", resume, "there is no ckpt_path to look for the latest in", fix)
-        if config.hf_save_interval > 0 and not config.export_path:
-            message = "there is neither export_path nor ckpt_path to export into"
-            yield Problem("hf_save_interval", config.hf_save_interval, message, "give export_path or ckpt_path")
-    elif config.hf_save_interval > 0 and config.export_path and Path(config.export_path) == Path(config.ckpt_path):
+        yield "max_ckpts_to_keep", "would keep no checkpoint", "give -1 to keep all, or 1 or more"
+    if config.ckpt_interval > 0 and not target:
+        yield "ckpt_interval", "there is no ckpt_path to save checkpoints into", "give ckpt_path"
+    if resume == "latest" and not target:
+        yield "resume_from", "there is no ckpt_path to look for the latest in", "give ckpt_path"
+    if config.hf_save_interval > 0 and not (export or target):
+        fix = "give export_path or ckpt_path"
+        yield "hf_save_interval", "there is neither export_path nor ckpt_path to export into", fix
+    if config.hf_save_interval > 0 and export and target and Path(export) == Path(target):
         message = "is ckpt_path too, and a folder global_step_N cannot be an export and a checkpoint"
-        yield Problem("export_path", config.export_path, message, "give another folder, or leave it out")
+        yield "export_path", message, "give another folder, or leave it out"
     if resume not in ("", "latest") and not _CHECKPOINT.fullmatch(resume):
-        message = "is neither empty, nor latest, nor the path of a global_step_N folder"
-        yield Problem("resume_from", resume, message, "give latest, or the whole path, such as ckpts/global_step_100")
+        fix = "give latest, or the whole path, such as ckpts/global_step_100"
+        yield "resume_from", "is neither empty, nor latest, nor the path of a global_step_N folder", fix
 
 
-def _optimizer(config: SFTConfig) -> Iterator[Problem]:
-    keys = config.optimizer_config
-    warmup = keys.num_warmup_steps
-    if len(keys.adam_betas) != 2:
-        message = f"has {len(keys.adam_betas)} entries, not 2"
-        yield Problem("optimizer_config.adam_betas", list(keys.adam_betas), message, "write [0.9, 0.95]")
+def _optimizer(config: SFTConfig) -> Iterator[Broken]:
+    betas, warmup = config.optimizer_config.adam_betas, config.optimizer_config.num_warmup_steps
+    if len(betas) != 2:
+        yield "optimizer_config.adam_betas", f"has {len(betas)} entries, not 2", "write [0.9, 0.95]"
     if warmup >= 1 and not warmup.is_integer():
         message = "is neither a number of steps nor a share below 1"
-        yield Problem("optimizer_config.num_warmup_steps", warmup, message, f"write {round(warmup)}")
-    if warmup and keys.scheduler is Schedule.CONSTANT:
-        message = "has no effect on scheduler=constant"
+        yield "optimizer_config.num_warmup_steps", message, f"write {round(warmup)}"
+    if warmup and config.optimizer_config.scheduler is Schedule.CONSTANT:
         fix = "leave it out, or write optimizer_config.scheduler=constant_with_warmup"
-        yield Problem("optimizer_config.num_warmup_steps", warmup, message, fix)
+        yield "optimizer_config.num_warmup_steps", "has no effect on scheduler=constant", fix

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import Field, ValidationError
 
@@ -18,6 +18,8 @@ from burnish.config.parallel import FsdpConfig, MegatronConfig, PlacementConfig
 from burnish.config.section import Section, keys_of, sections_of
 from burnish.errors import ConfigError
 
+Broken: TypeAlias = tuple[str, str, str]
+"""A rule that a config breaks: the dotted key, what is wrong with its value, and what to write instead."""
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
