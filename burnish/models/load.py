@@ -102,6 +102,8 @@ def read_tokenizer(path: str, *, trust_remote_code: bool = False, chat_template:
         ConfigError: there is none.
     """
     tokenizer = _read("tokenizer", path, trust_remote_code=trust_remote_code)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes one up where there are no files
+        raise _problem(path, "has no tokenizer", fix="save the model's tokenizer into the folder")
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer

@@ -51,6 +51,13 @@ def test_pickled_weights_are_refused(model_dir, tmp_path):
         load_model(str(tmp_path))
 
 
+def test_a_model_without_tokenizer_gets_no_made_up_one(model_dir, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((model_dir / name).read_bytes())
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        read_card(str(tmp_path))
+
+
 def test_a_folder_without_config_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"no config\.json"):
         read_card(str(tmp_path))
