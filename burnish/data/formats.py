@@ -6,7 +6,7 @@ Its rule: what cannot be read whole is an error that names the file.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,20 +35,24 @@ class Format(StrEnum):
     ARROW = "Arrow"
 
 
-_SUFFIXES = {
-    **dict.fromkeys((".parquet", ".pq"), Format.PARQUET),
-    **{s + z: Format.JSONL for s in (".jsonl", ".json", ".ndjson") for z in ("", ".gz", ".zst")},
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), Format.ARROW),
+SUFFIXES = {
+    Format.PARQUET: (".parquet", ".pq"),
+    Format.JSONL: tuple(s + z for s in (".jsonl", ".json", ".ndjson") for z in ("", ".gz", ".zst")),
+    Format.ARROW: (".arrow", ".feather", ".ipc"),
 }
 _SIDECARS = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "metadata.json", "manifest.json"),
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("added_tokens.json", "vocab.json", "preprocessor_config.json", "stats.json"),
 }
-_SPLIT = re.compile(r"(?:^|[/_.-])(train|test|validation|valid|val|dev|eval)(?=[/_.-])")
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""Words in the names of files and folders that say which split a file belongs to, as on the hub."""
 _ENDS_OF_STREAM = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 """As written since Arrow 0.15, and before."""
-_KINDS = "Parquet (.parquet), JSON-lines (.jsonl .json .gz .zst), Arrow (.arrow) or a save_to_disk folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,7 @@ def find_shards(path: Path) -> list[Shard]:
     Raises:
         DataError: there is no store, more than one format, or more than one data set.
     """
-    if path.is_file():
-        shard_format = _format_of(path.name)
-        if shard_format is None:
-            raise DataError(str(path), "is none of the formats that are read", fix=f"store rows as {_KINDS}")
-        return [Shard(describe_file(path), shard_format)]
-    if not path.is_dir():
+    if not path.exists():
         raise DataError(str(path), "does not exist", fix="give the path of a file or a folder of shards")
     if (path / "dataset_dict.json").is_file():
         splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
@@ -78,7 +77,12 @@ def find_shards(path: Path) -> list[Shard]:
     state = json.loads((path / "state.json").read_text()) if (path / "state.json").is_file() else {}
     if "_data_files" in state:
         return _saved_to_disk(path, [entry["filename"] for entry in state["_data_files"]])
-    return _walked(path)
+    shards = data_files(path, formats=tuple(Format))
+    splits = Counter(split for shard in shards if path.is_dir() and (split := split_of(shard.file.name)))
+    if len(splits) > 1:
+        text = ", ".join(f"{name} ({count} file{'s'[: count - 1]})" for name, count in splits.items())
+        log.warning("%s: joins what look like splits: %s; give one split's files a folder of their own", path, text)
+    return shards
 
 
 def _saved_to_disk(path: Path, names: list[str]) -> list[Shard]:
@@ -90,13 +94,18 @@ def _saved_to_disk(path: Path, names: list[str]) -> list[Shard]:
     return [Shard(describe_file(path / name, name=name), Format.ARROW) for name in names]
 
 
-def _walked(path: Path) -> list[Shard]:
-    files = list_files(path)
+def data_files(path: Path, *, formats: Sequence[Format]) -> list[Shard]:
+    """The file at ``path``, or those in the folder in sorted order of their names, that are of one of ``formats``.
+
+    Raises:
+        DataError: there is none, they are of several formats, or there are data sets in folders of their own.
+    """
+    files = [describe_file(path)] if path.is_file() else list_files(path)
     saved = [file.name.removesuffix("/state.json") for file in files if file.name.endswith("/state.json")]
     if saved:
         raise _many_data_sets(path, f"holds the save_to_disk data sets {', '.join(saved)}", saved[0])
-    found = {file: _format_of(file.name) for file in files if Path(file.name).name not in _SIDECARS}
-    shards = [Shard(file, shard_format) for file, shard_format in found.items() if shard_format is not None]
+    rows = files if path.is_file() else [file for file in files if Path(file.name).name not in _SIDECARS]
+    shards = [Shard(file, kind) for file in rows for kind in formats if file.name.lower().endswith(SUFFIXES[kind])]
     counts = Counter(shard.format for shard in shards)
     if len(counts) > 1:
         text = " and ".join(f"{count} {kind} file{'s'[: count - 1]}" for kind, count in sorted(counts.items()))
@@ -104,21 +113,20 @@ def _walked(path: Path) -> list[Shard]:
     if not shards:
         others = Counter(Path(file.name).suffix or file.name for file in files)
         text = ", ".join(f"{count} {suffix}" for suffix, count in sorted(others.items())) or "no file at all"
-        raise DataError(str(path), f"holds no rows ({text})", fix=f"store rows as {_KINDS}")
-    splits = Counter(match[1] for shard in shards if (match := _SPLIT.search(shard.file.name)))
-    if len(splits) > 1:
-        text = ", ".join(f"{name} ({count} file{'s'[: count - 1]})" for name, count in splits.items())
-        log.warning("%s: joins what look like splits: %s; give one split's files a folder of their own", path, text)
+        known = ", ".join(f"{kind} ({' '.join(SUFFIXES[kind])})" for kind in formats)
+        problem = "is none of the formats that are read" if path.is_file() else f"holds no rows ({text})"
+        raise DataError(str(path), problem, fix=f"store rows as {known} or a save_to_disk folder")
     return shards
+
+
+def split_of(name: str) -> str:
+    """The split that the path ``name`` speaks of, ``train``, ``validation`` or ``test``; empty for none."""
+    words = re.split(r"[-._ /0-9]+", name.lower())
+    return next((_SPLITS[word] for word in reversed(words) if word in _SPLITS), "")
 
 
 def _many_data_sets(path: Path, problem: str, first: str) -> DataError:
     return DataError(str(path), f"{problem}, not one data set", fix=f"give the folder of one, such as {path / first}")
-
-
-def _format_of(name: str) -> Format | None:
-    suffixes = [suffix.lower() for suffix in Path(name).suffixes]
-    return _SUFFIXES.get("".join(suffixes[-2:])) or _SUFFIXES.get("".join(suffixes[-1:]))
 
 
 def read_shard(shard: Shard) -> Iterator[pa.RecordBatch]:

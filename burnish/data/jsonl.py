@@ -1,144 +1,158 @@
-"""JSON-lines become Arrow batches with the types that the text has: 1 is an integer, 1.0 and true are not.
+"""Files of JSON become lines, one row each; and lines of tokenized rows become Arrow batches.
 
-The types are those of each element, not of a column, so the answer never depends on where a row stands.
+The types are those of each element, not of a column: 1 is an integer, 1.0 and true are not, wherever a row stands.
 """
 
 import codecs
+import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from burnish.data.validate import COLUMNS, FORBIDDEN, WHAT_TO_STORE, Place, describe_value
 from burnish.errors import DataError
+from burnish.storage.cache import private_folder
 
 BLOCK = 1 << 22
-"""Bytes of text that are parsed at a time."""
+"""Bytes of text that are in memory at a time."""
 LONGEST_ROW = 1 << 26
 """Characters; an element of an array that does not end before is not searched for further."""
+BLANK = b" \t\r\n" + codecs.BOM_UTF8
+"""What a line without a row may hold: only a newline ends a line, U+2028 may stand inside text."""
 
-Read: TypeAlias = Callable[[int], bytes]
+_PACKED = {".gz": "gzip", ".zst": "zstd"}
 _BETWEEN = re.compile(r"[\s,]*")
 _ONE_A_LINE = "write one JSON object a line"
 
 
+def read_lines(file: Path) -> Iterator[bytes]:
+    """All lines of ``file`` with their ends, unpacked; of an array of objects each element, as one line.
+
+    Raises:
+        DataError: the file is damaged, or an array is no JSON.
+    """
+    with _open_text(file) as stream:
+        yield from _elements(stream, file) if _is_array(stream) else stream
+
+
+def mappable_lines(file: Path) -> tuple[Path, str]:
+    """A file with the lines of ``file`` as they are, itself or what it holds written out; and what each of them is."""
+    with _open_text(file) as stream:
+        word = "element" if _is_array(stream) else "line"
+    if word == "line" and file.suffix.lower() not in _PACKED:
+        return file, word
+    lines = private_folder() / "lines.jsonl"
+    with lines.open("wb") as out:
+        out.writelines(read_lines(file))
+    return lines, word
+
+
 def read_jsonl(file: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of ``file``: one object a line, or one array of objects; .gz and .zst are unpacked on the way.
+    """The tokenized rows of ``file``.
 
     Raises:
         DataError: the file is damaged, a line is no JSON object, or an element is no integer.
     """
-    codec = {".gz": "gzip", ".zst": "zstd"}.get(file.suffix.lower())
-    first_row = 0
+    rows: list[dict[str, Any]] = []
+    first_row = size = 0
+    for line in read_lines(file):
+        if line.strip(BLANK):
+            rows.append(_read_row(line, Place(file, first_row + len(rows))))
+            size += len(line)
+        if size >= BLOCK:
+            yield _to_batch(rows)
+            first_row, size, rows = first_row + len(rows), 0, []
+    if rows:
+        yield _to_batch(rows)
+
+
+@contextmanager
+def _open_text(file: Path) -> Iterator[io.BufferedReader]:
+    codec = _PACKED.get(file.suffix.lower())
     try:
-        with pa.OSFile(str(file)) as raw:
-            stream = pa.CompressedInputStream(raw, codec) if codec and raw.size() else raw
-            for rows in _parse(stream.read, file):
-                if rows:
-                    yield _to_batch(rows, Place(file, first_row))
-                first_row += len(rows)
+        with ExitStack() as stack:
+            raw = stack.enter_context(pa.OSFile(str(file)))
+            unpacked = stack.enter_context(pa.CompressedInputStream(raw, codec)) if codec and raw.size() else raw
+            yield stack.enter_context(io.BufferedReader(unpacked, BLOCK))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(str(file), f"is damaged or cut short ({error})", fix="write or copy it again") from error
 
 
-def _parse(read: Read, file: Path) -> Iterator[list[Any]]:
-    start = read(BLOCK).removeprefix(codecs.BOM_UTF8)
-    return _parse_array(start, read, file) if start.lstrip()[:1] == b"[" else _parse_lines(start, read, file)
+def _is_array(stream: io.BufferedReader) -> bool:
+    return stream.peek().lstrip(BLANK)[:1] == b"["
 
 
-def _parse_lines(start: bytes, read: Read, file: Path) -> Iterator[list[Any]]:
-    """Only a newline ends a line: U+2028 may stand inside text. Blank lines are no rows."""
-    first_row = 0
-    for block in _whole_lines(start, read):
-        rows: list[Any] = []
-        for line in block.split(b"\n"):
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except ValueError as error:
-                    Place(file, first_row).reject(len(rows), f"is no JSON ({error})", fix=_ONE_A_LINE)
-        yield rows
-        first_row += len(rows)
-
-
-def _whole_lines(start: bytes, read: Read) -> Iterator[bytes]:
-    rest = start
-    while block := read(BLOCK):
-        head, newline, tail = block.rpartition(b"\n")
-        if newline:
-            yield rest + head
-            rest = b""
-        rest += tail
-    yield rest
-
-
-def _parse_array(start: bytes, read: Read, file: Path) -> Iterator[list[Any]]:
-    """The elements of one array, without ever holding the whole text."""
+def _elements(stream: io.BufferedReader, file: Path) -> Iterator[bytes]:
+    """Without ever holding the whole text."""
     decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")()
-    text, rows, first_row = utf8.decode(start), [], 0
+    text, number = utf8.decode(stream.read(BLOCK)), 0
     at = text.index("[") + 1
     while True:
         at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty text too
         if text[at : at + 1] == "]":
             break
         try:
-            row, at = decoder.raw_decode(text, at)
-            rows.append(row)
+            _, end = decoder.raw_decode(text, at)
         except ValueError as error:
-            block = read(BLOCK)
+            block = stream.read(BLOCK)
             if not block or len(text) - at > LONGEST_ROW:
-                Place(file, first_row).reject(len(rows), f"is no JSON ({error})", fix=_ONE_A_LINE)
-            yield rows
-            text, at, first_row, rows = text[at:] + utf8.decode(block), 0, first_row + len(rows), []
-    yield rows
-    if (text[at + 1 :] + utf8.decode(read(BLOCK))).strip():
+                Place(file, number).reject(0, f"is no JSON ({error})", fix=_ONE_A_LINE)
+            text, at = text[at:] + utf8.decode(block), 0
+        else:
+            # Inside a string no line ends, so these are between keys and values.
+            yield text[at:end].replace("\n", " ").encode() + b"\n"
+            at, number = end, number + 1
+    if (text[at + 1 :] + utf8.decode(stream.read(BLOCK))).strip():
         raise DataError(str(file), "goes on after the end of its array", fix=_ONE_A_LINE)
+    yield b"\n"
 
 
-def _to_batch(rows: list[Any], place: Place) -> pa.RecordBatch:
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            place.reject(number, f"is {describe_value(row)}, no JSON object", fix=_ONE_A_LINE)
-        if found := [name for name in FORBIDDEN if name in row]:
-            place.reject_column(number, found[0])
-        if missing := [name for name in ("input_ids", "loss_mask") if name not in row]:
-            place.reject(number, f"has no {missing[0]}", fix=WHAT_TO_STORE[missing[0]])
-    present = [name for name in COLUMNS if any(name in row for row in rows)]
-    return pa.RecordBatch.from_pydict({name: _column(rows, name, place) for name in present})
+def _read_row(line: bytes, place: Place) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        place.reject(0, f"is no JSON ({error})", fix=_ONE_A_LINE)
+    if not isinstance(row, dict):
+        place.reject(0, f"is {describe_value(row)}, no JSON object", fix=_ONE_A_LINE)
+    if found := [name for name in FORBIDDEN if name in row]:
+        place.reject_column(0, found[0])
+    if missing := [name for name in ("input_ids", "loss_mask") if name not in row]:
+        place.reject(0, f"has no {missing[0]}", fix=WHAT_TO_STORE[missing[0]])
+    for name in WHAT_TO_STORE:
+        if (values := row.get(name)) is not None:
+            _check_integers(values, name, place)
+    return row
 
 
-def _column(rows: list[dict[str, Any]], name: str, place: Place) -> pa.Array:
+def _check_integers(values: Any, name: str, place: Place) -> None:
+    if not isinstance(values, list):
+        problem = f"{name} is {describe_value(values)}, no list of integers"
+        place.reject(0, problem, fix=WHAT_TO_STORE[name])
+    # bool is a kind of int to isinstance, not to type.
+    kinds = {int, bool} if name == "loss_mask" else {int}
+    if set(map(type, values)) <= kinds and all(-(2**63) <= edge(values, default=0) < 2**63 for edge in (min, max)):
+        return
+    bad = next(value for value in values if type(value) not in kinds or not -(2**63) <= value < 2**63)
+    place.reject(0, f"{name} holds {describe_value(bad)} where integers belong", fix=WHAT_TO_STORE[name])
+
+
+def _to_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Columns that no row has are null throughout."""
+    return pa.RecordBatch.from_pydict({name: _column(rows, name) for name in COLUMNS if name not in FORBIDDEN})
+
+
+def _column(rows: list[dict[str, Any]], name: str) -> pa.Array:
     values = [row.get(name) for row in rows]
     if name not in WHAT_TO_STORE:  # images: whether there are any is all that is asked of them here
         return pa.array([[0] if value else None for value in values], pa.list_(pa.int8()))
-    allowed = (list, type(None))
-    if bad := [n for n, value in enumerate(values) if not isinstance(value, allowed)]:
-        problem = f"{name} is {describe_value(values[bad[0]])}, no list of integers"
-        place.reject(bad[0], problem, fix=WHAT_TO_STORE[name])
-    elements = list(chain.from_iterable(value or () for value in values))
-    # bool is a kind of int to isinstance, not to type.
-    kinds: set[type] = {int, bool} if name == "loss_mask" else {int}
-    try:
-        if not set(map(type, elements)) <= kinds:
-            _reject_element(values, name, kinds, place)
-        flat = np.fromiter(elements, np.int64, len(elements))
-    except OverflowError:
-        _reject_element(values, name, kinds, place)
-    offsets = np.cumsum([0, *(len(value or ()) for value in values)])
+    lengths = [len(value or ()) for value in values]
+    flat = np.fromiter(chain.from_iterable(value or () for value in values), np.int64, sum(lengths))
     null = pa.array([value is None for value in values])
-    return pa.LargeListArray.from_arrays(offsets, flat, mask=null)
-
-
-def _reject_element(values: list[Any], name: str, kinds: set[type], place: Place) -> NoReturn:
-    """Find the first element that is none of ``kinds`` or needs more than 64 bits."""
-    for number, value in enumerate(values):
-        for element in value or ():
-            if type(element) not in kinds or not -(2**63) <= element < 2**63:
-                problem = f"{name} holds {describe_value(element)} where integers belong"
-                place.reject(number, problem, fix=WHAT_TO_STORE[name])
-    raise AssertionError(f"every element of {name} is an integer")
+    return pa.LargeListArray.from_arrays(np.cumsum([0, *lengths]), flat, mask=null)

@@ -126,16 +126,16 @@ def test_a_hub_id_is_asked_for(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.jsonl", LINES[:-5], r"a\.jsonl, line 10: is not JSON"),
-        ("a.jsonl", b'{"n": 1}\n\n[1, 2]\n', r"a\.jsonl, line 3: is not a JSON object: \[1, 2\]"),
-        ("a.jsonl", b'{"n": 1}\n{"n": "\xff"}\n', r"a\.jsonl, line 2: is not JSON"),
-        ("a.json", b'[{"n": 1}, 5]', r"a\.json, element 2: is not a JSON object: 5"),
-        ("a.json", b'[{"n": 1}', "is not a JSON array"),
+        ("a.jsonl", LINES[:-5], r"a\.jsonl, line 10: is no JSON"),
+        ("a.jsonl", b'{"n": 1}\n\n[1, 2]\n', r"a\.jsonl, line 3: is no JSON object: \[1, 2\]"),
+        ("a.jsonl", b'{"n": 1}\n{"n": "\xff"}\n', r"a\.jsonl, line 2: is no JSON"),
+        ("a.json", b'[{"n": 1}, 5]', r"a\.json, element 2: is no JSON object: 5"),
+        ("a.json", b'[{"n": 1}', r"a\.json, row 1: is no JSON"),
         ("a.jsonl", b"", r"a\.jsonl: is empty"),
-        ("a.jsonl.gz", gzip.compress(LINES, mtime=0)[:-9], r"a\.jsonl\.gz: cannot be read"),
-        ("a.jsonl.zst", b"not zstandard", r"a\.jsonl\.zst: cannot be read"),
-        ("a.parquet", b"PAR1", r"a\.parquet: is not a whole Parquet file"),
-        ("a.csv", b"n\n1\n", "no rows in a format that is known"),
+        ("a.jsonl.gz", gzip.compress(LINES, mtime=0)[:-9], r"a\.jsonl\.gz: is damaged or cut short"),
+        ("a.jsonl.zst", b"not zstandard", r"a\.jsonl\.zst: is damaged or cut short"),
+        ("a.parquet", b"PAR1", r"a\.parquet: is damaged or cut short"),
+        ("a.csv", b"n\n1\n", "is none of the formats that are read"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, name, data, message):
@@ -150,7 +150,7 @@ def test_wrong_splits_and_mixed_formats(tmp_path):
     with pytest.raises(DataError, match=r"split 'train\[3'"):
         open_rows(str(file), split="train[3")
     write_parquet(tmp_path / "b.parquet", ROWS)
-    with pytest.raises(DataError, match="mixes formats: 1 JSON, 1 Parquet"):
+    with pytest.raises(DataError, match="mixes formats: 1 JSON-lines file and 1 Parquet file"):
         open_rows(str(tmp_path), split=None)
     both = {"a": datasets.Dataset.from_list(ROWS), "b": datasets.Dataset.from_list(ROWS)}
     datasets.DatasetDict(both).save_to_disk(tmp_path / "d")
