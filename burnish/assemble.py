@@ -24,7 +24,7 @@ from burnish.data.store import Store, open_store
 from burnish.data.stream import BatchBuilder, BatchStream, EvalBatches, Planner
 from burnish.data.tokenize import TokenizerSettings, template_text
 from burnish.data.write import tokenized_store
-from burnish.errors import ConfigError, Problem
+from burnish.errors import ConfigError, DataError, Problem
 from burnish.log import get_logger
 from burnish.models.flops import step_flops
 from burnish.models.load import ModelCard, read_card
@@ -90,7 +90,7 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
     """Tokenize ``source`` if it is raw, open the store and check its rows.
 
     Raises:
-        DataError: it is missing, a row is wrong, or no row is left.
+        DataError: it is missing, a row is wrong or longer than the model's positions, or no row is left.
     """
     cache = cache_root(config.cache_dir)
     if source.pretokenized:
@@ -108,7 +108,7 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
             disable_cache=config.disable_cache,
             **raw_columns(config),
         )
-    return open_store(
+    store = open_store(
         folder,
         name=source.name if isinstance(source, EvalSource) else source.path,
         max_length=config.max_length,
@@ -118,6 +118,12 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
         force_recache=config.force_recache and source.pretokenized,
         disable_cache=config.disable_cache,
     )
+    longest, positions = int(store.lengths.max()), card.max_position_embeddings
+    if positions and longest > positions:
+        where = store.locate(int(store.lengths.argmax()))
+        problem = f"has {longest} tokens, and the model {positions} positions"
+        raise DataError(where, problem, fix=f"give max_length, at most {positions}")
+    return store
 
 
 def _require_same_tokens(config: SFTConfig, folder: Path) -> None:

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from burnish.assemble import build_run, require_writable
+from burnish.assemble import build_run, open_train, require_writable
 from burnish.config import SFTConfig
-from burnish.errors import ConfigError
-from tests.toys import chat, write_jsonl
+from burnish.errors import ConfigError, DataError
+from burnish.models.load import read_card
+from tests.toys import chat, row, write_jsonl
 
 
 def config(**values):
@@ -43,3 +44,14 @@ def test_each_source_has_a_loss_of_its_own_also_where_names_are_alike(tmp_path, 
         "train/loss/0.rows.jsonl",
         "train/loss/1.rows.jsonl",
     ]
+
+
+def test_a_row_longer_than_the_positions_of_the_model_is_named(tmp_path, model_dir):
+    card = read_card(str(model_dir))
+    assert card.max_position_embeddings == 512
+    rows = [row([5] * length, [1] * length) for length in (512, 3, 513)]
+    store = {"pretokenized_dataset_paths": [str(write_jsonl(tmp_path / "rows.jsonl", rows))]}
+    with pytest.raises(DataError, match=r"rows\.jsonl, row 2: has 513 tokens, and the model 512 positions"):
+        open_train(config(**store), card)
+    (opened,) = open_train(config(**store, max_length=512), card)
+    assert opened.lengths.tolist() == [512, 3, 512]
