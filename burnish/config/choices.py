@@ -1,26 +1,25 @@
-"""The words a key may hold where it has a fixed set. Every floor may import them."""
+"""Fixed sets of words that keys hold, where more than one place reads them. Every floor may import them."""
 
 from enum import StrEnum
+from typing import Literal, TypeAlias
+
+Dtype: TypeAlias = Literal["bfloat16", "float32"]
+ModelPart: TypeAlias = Literal["vision", "projector", "language"]
 
 
 class TrainOnWhat(StrEnum):
-    """Which tokens of a conversation are targets."""
+    """Which assistant turns are targets, each with the token that closes it."""
 
     LAST_ASSISTANT_MESSAGE = "last_assistant_message"
-    """The last assistant turn and the end-of-turn token that closes it."""
     ALL_ASSISTANT_MESSAGES = "all_assistant_messages"
-    """Every assistant turn, each with the token that closes it."""
 
 
 class Truncation(StrEnum):
-    """What happens to a text row longer than ``max_length``."""
+    """What happens to a text row longer than ``max_length``: cut at its end, dropped, or the run stops."""
 
     RIGHT = "right"
-    """Its end is cut off."""
     DROP = "drop"
-    """It is dropped and counted as ``too_long``."""
     ERROR = "error"
-    """The run stops and names it."""
 
 
 class Schedule(StrEnum):
@@ -34,61 +33,6 @@ class Schedule(StrEnum):
     INVERSE_SQRT = "inverse_sqrt"
 
 
-class Strategy(StrEnum):
-    """The backend that spreads the model."""
-
-    FSDP = "fsdp"
-    MEGATRON = "megatron"
-
-
-class LauncherName(StrEnum):
-    """Who starts the processes of a run."""
-
-    LOCAL = "local"
-    RAY = "ray"
-
-
-class Attention(StrEnum):
-    """How attention is computed."""
-
-    AUTO = "auto"
-    """The fastest that isolates packed rows on this device."""
-    FLASH = "flash"
-    FLEX = "flex"
-    SDPA = "sdpa"
-
-
-class Dtype(StrEnum):
-    """Floating-point formats of weights and reductions."""
-
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-
-
-class OptimizerName(StrEnum):
-    """The update rule."""
-
-    ADAMW = "adamw"
-
-
-class SamplerName(StrEnum):
-    """The order in which rows are drawn."""
-
-    RANDOM = "random"
-    SEQUENTIAL = "sequential"
-    CUSTOM = "custom"
-    """The class that ``sampler_class_path`` names."""
-
-
-class ImageReading(StrEnum):
-    """When images become pixels."""
-
-    PIXELS = "pixels"
-    """While the rows are tokenized; the store holds them."""
-    LAZY = "lazy"
-    """In the reader threads; the store holds where the image lies."""
-
-
 class TrackerName(StrEnum):
     """Where metrics go beside ``metrics.jsonl``."""
 
@@ -97,14 +41,6 @@ class TrackerName(StrEnum):
     WANDB = "wandb"
     MLFLOW = "mlflow"
     TRACKIO = "trackio"
-
-
-class ModelPart(StrEnum):
-    """A part of a vision-language model."""
-
-    VISION = "vision"
-    PROJECTOR = "projector"
-    LANGUAGE = "language"
 
 
 class Purpose(StrEnum):

@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from burnish.config.choices import ImageReading, SamplerName, TrainOnWhat, Truncation
+from burnish.config.choices import TrainOnWhat, Truncation
 from burnish.config.section import Section
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -72,9 +72,9 @@ class DataKeys(Section):
     """Most tokens of a row; none is no limit."""
     truncation: Truncation = Truncation.RIGHT
     """What happens to a text row longer than `max_length`: its end is cut off, it is dropped, or the run stops."""
-    images: ImageReading = ImageReading.PIXELS
+    images: Literal["pixels", "lazy"] = "pixels"
     """Whether a tokenized store holds the pixels of images, or only where they lie."""
-    sampler: SamplerName = SamplerName.RANDOM
+    sampler: Literal["random", "sequential", "custom"] = "random"
     """Order of the rows: each once an epoch in random order, as stored, or as a class of your own draws them."""
     sampler_class_path: str | None = None
     """Dotted path of the class for `sampler=custom`."""

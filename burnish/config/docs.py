@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -131,13 +131,13 @@ def _kind(kind: Any, limits: Sequence[Any] = ()) -> str:
         return f"{_WORDS[kind]} {' and '.join(bounds)}".strip()
     if shape is Annotated:
         return _kind(parts[0], [item for field in parts[1:] for item in field.metadata])
-    if shape is UnionType:
+    if shape in (UnionType, Union):
         return f"{_kind(parts[0], limits)} or {_kind(parts[1])}"
     if shape is tuple:
         return f"list of {_kind(parts[0]).replace('number', 'numbers')}"
     if shape is Mapping:
         return f"{{{_kind(parts[0])}: {_kind(parts[1])}}}"
-    return ", ".join(kind)
+    return ", ".join(parts if shape is Literal else kind)
 
 
 def _spell(value: object) -> str:

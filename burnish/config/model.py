@@ -1,8 +1,10 @@
 """The keys below ``model``: which network, and how it computes."""
 
+from typing import Literal
+
 from pydantic import Field
 
-from burnish.config.choices import Attention, Dtype, ModelPart
+from burnish.config.choices import Dtype, ModelPart
 from burnish.config.section import Section
 
 
@@ -28,7 +30,7 @@ class ModelConfig(Section):
     """Hub id, local folder, or s3:// or gs:// folder of the model and its tokenizer."""
     dtype: Dtype | None = None
     """Format of the computation, none is bfloat16 on a GPU and float32 on a CPU; master weights and optimizer state are float32."""
-    attention: Attention = Attention.AUTO
+    attention: Literal["auto", "flash", "flex", "sdpa"] = "auto"
     """How attention is computed; auto picks the fastest that isolates packed rows on this device."""
     trust_remote_code: bool = False
     """Whether Python code that comes with the model may run."""

@@ -1,18 +1,18 @@
 """The keys below ``optimizer_config``: the update and its learning rate."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from burnish.config.choices import ModelPart, OptimizerName, Schedule
+from burnish.config.choices import ModelPart, Schedule
 from burnish.config.section import Section
 
 
 class OptimizerConfig(Section):
     """The optimizer and the schedule of its learning rate, on both backends."""
 
-    name: OptimizerName = OptimizerName.ADAMW
+    name: Literal["adamw"] = "adamw"
     """The update rule; norms and biases are not decayed."""
     lr: float = Field(default=1e-5, ge=0)
     """Highest learning rate."""

@@ -17,18 +17,13 @@ class PlacementConfig(Section):
     num_gpus_per_node: int = Field(default=4, ge=1)
     """GPUs, and so processes, on each; left unset, at most those there are, and 1 on a machine without any."""
 
-    @property
-    def world_size(self) -> int:
-        """Processes of the whole run."""
-        return self.num_nodes * self.num_gpus_per_node
-
 
 class MixedPrecisionConfig(Section):
     """Formats of what FSDP2 sends between ranks."""
 
     param_dtype: Dtype | None = None
     """Format in which weights are gathered and used; none is `model.dtype`."""
-    reduce_dtype: Dtype = Dtype.FLOAT32
+    reduce_dtype: Dtype = "float32"
     """Format in which gradients are summed over the ranks."""
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from burnish.config.choices import Purpose, SamplerName
+from burnish.config.choices import Purpose
 from burnish.config.data import EvalSource
 from burnish.config.run import Broken, SFTConfig
 
@@ -93,12 +93,12 @@ def _described(source: EvalSource) -> str:
 def _sampler(config: SFTConfig) -> Iterator[Broken]:
     path, kwargs = config.sampler_class_path, config.sampler_kwargs
     useless = f"has no effect on sampler={config.sampler}"
-    if config.train_dataset_weights and config.sampler is not SamplerName.RANDOM:
+    if config.train_dataset_weights and config.sampler != "random":
         yield "train_dataset_weights", useless, "leave it out, or sampler=random"
     for key, value in (("sampler_class_path", path), ("sampler_kwargs", kwargs)):
-        if value and config.sampler is not SamplerName.CUSTOM:
+        if value and config.sampler != "custom":
             yield key, useless, "leave it out, or sampler=custom"
-    if path is None and config.sampler is SamplerName.CUSTOM:
+    if path is None and config.sampler == "custom":
         yield "sampler_class_path", "is missing for sampler=custom", "give package.module.Class"
     if path is not None and not _CLASS.fullmatch(path):
         yield "sampler_class_path", "is not the dotted path of a class", "write package.module.Class"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from burnish.config.choices import LauncherName, Strategy
 from burnish.config.run import Broken, SFTConfig
 
 _WORLDS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
@@ -12,8 +11,8 @@ def device_rules(config: SFTConfig, variables: Mapping[str, str]) -> Iterator[Br
     """The rules on placement and parallel sizes that ``config`` breaks under these environment ``variables``."""
     started = environment_world(variables)
     yield from _placement(config, started)
-    rules = _megatron if config.strategy is Strategy.MEGATRON else _fsdp
-    yield from rules(config, started or config.placement.world_size)
+    world = started or config.placement.num_nodes * config.placement.num_gpus_per_node
+    yield from _megatron(config, world) if config.strategy == "megatron" else _fsdp(config, world)
 
 
 def environment_world(variables: Mapping[str, str]) -> int | None:
@@ -31,7 +30,7 @@ def _placement(config: SFTConfig, started: int | None) -> Iterator[Broken]:
     if started is not None and given and nodes * gpus != started:
         message = f"{nodes} nodes of {gpus} GPUs are not the {started} processes that the environment has started"
         yield given[0], message, "leave out placement"
-    if started is None and nodes > 1 and config.launcher is LauncherName.LOCAL:
+    if started is None and nodes > 1 and config.launcher == "local":
         fix = "start the command with torchrun on each machine, or write launcher=ray"
         yield "placement.num_nodes", "launcher=local starts processes on this machine only", fix
 

@@ -4,11 +4,10 @@ import json
 import re
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError
 
-from burnish.config.choices import LauncherName, Strategy
 from burnish.config.data import DataKeys
 from burnish.config.explain import explain
 from burnish.config.loop import BatchKeys, CheckpointKeys, EvalKeys, LogKeys
@@ -28,10 +27,10 @@ class RunKeys(Section):
 
     model: ModelConfig
     optimizer_config: OptimizerConfig = OptimizerConfig()
-    strategy: Strategy = Strategy.FSDP
+    strategy: Literal["fsdp", "megatron"] = "fsdp"
     """The backend: FSDP2 or Megatron Core."""
     placement: PlacementConfig = PlacementConfig()
-    launcher: LauncherName = LauncherName.LOCAL
+    launcher: Literal["local", "ray"] = "local"
     """Who starts the processes; under torchrun or SLURM the process is a rank already."""
     sequence_parallel_size: int = Field(default=1, ge=1)
     """Ranks that share each row's tokens (Ulysses), on FSDP only."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from burnish.config.flow import Plain, ReadError, parse_flow
 
@@ -31,7 +31,7 @@ def read_as(kind: Any, value: Any) -> Any:
         return _SHAPES[shape](get_args(kind), value)
     if kind in _SCALARS:
         return _SCALARS[kind](value)
-    return _read_word(kind, value) if issubclass(kind, StrEnum) else value
+    return kind(_read_word(tuple(kind), value)) if issubclass(kind, StrEnum) else value
 
 
 def is_none(value: Any) -> bool:
@@ -114,11 +114,10 @@ def _read_either(kinds: tuple[Any, ...], value: Any) -> Any:
     return read_as(other if isinstance(value, Mapping) else first, value)
 
 
-def _read_word(kind: type[StrEnum], value: Any) -> StrEnum:
+def _read_word(words: tuple[str, ...], value: Any) -> str:
     """One word of a fixed set."""
-    words = list(map(str, kind))
     if value in words:
-        return kind(value)
+        return str(value)
     near = difflib.get_close_matches(str(value), words, n=1, cutoff=0)[0]
     raise ReadError(f"{_described(value)} is none of {', '.join(words)}", fix=f"write {{key}}={near}")
 
@@ -163,5 +162,7 @@ _SHAPES: dict[Any, Callable[[tuple[Any, ...], Any], Any]] = {
     tuple: _read_several,
     Mapping: _read_mapping,
     UnionType: _read_either,
+    Union: _read_either,
+    Literal: _read_word,
     Annotated: lambda kinds, value: read_as(kinds[0], value),
 }
