@@ -1,18 +1,50 @@
 """The rules between keys, and the refusal of what is not built yet. Looks at no file, no model and no device."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from itertools import chain
-from operator import getitem
+from operator import attrgetter, getitem
+from typing import Any
 
 from burnish.config.choices import Purpose
-from burnish.config.not_built import refusals
-from burnish.config.rules_data import data_rules
-from burnish.config.rules_devices import device_rules
+from burnish.config.rules_data import data_rules, is_bucket, paths_in
+from burnish.config.rules_devices import device_rules, environment_world
 from burnish.config.rules_loop import loop_rules
-from burnish.config.run import SFTConfig
+from burnish.config.run import Broken, SFTConfig
 from burnish.errors import Problem
+
+_MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("strategy", "the Megatron backend", ("fsdp",)),
+    ("launcher", "launching on Ray", ("local",)),
+    ("placement.num_nodes", "running on several nodes", (1,)),
+    ("sequence_parallel_size", "sequence parallelism", (1,)),
+    ("model.lora.rank", "LoRA", (0,)),
+    ("model.attention", "this attention", ("auto", "sdpa")),
+    ("model.freeze", "freezing parts", ((),)),
+    ("model.router_aux_loss_coef", "the balancing loss", (0,)),
+    ("optimizer_config.lr_by_part", "a learning rate for parts", ({},)),
+    ("fsdp_config.cpu_offload", "CPU offload", (False,)),
+    ("fsdp_config.compile", "compiling the layers", (False,)),
+    ("fsdp_config.fsdp_size", "sharding over ranks", (None, 1)),
+    ("fsdp_config.mixed_precision.param_dtype", "this format", (None,)),
+    ("fsdp_config.mixed_precision.reduce_dtype", "this format", ("float32",)),
+    ("megatron_config.virtual_pipeline_model_parallel_size", "interleaving", (None,)),
+    ("megatron_config.cpu", "Megatron on a CPU", (False,)),
+    ("batch_tokens", "a batch of tokens", (None,)),
+    ("label_smoothing", "label smoothing", (0,)),
+    ("z_loss", "the z-loss", (0,)),
+    ("images", "reading images late", ("pixels",)),
+    ("eval_generate.prompts", "answering prompts in an evaluation", ((),)),
+    ("torch_profiler_config", "profiling", (None,)),
+    ("record_memory", "recording memory", (False,)),
+    ("logger", "this tracker", ((), ("console",))),
+    ("tags", "a tracker that keeps tags", ((),)),
+    ("project_name", "a tracker that knows projects", ("burnish",)),
+    ("shutdown_grace_seconds", "a launcher that waits for its ranks", (600,)),
+    ("dummy_run_full_ctx", "the dummy run", (False,)),
+)
+"""Key, feature, and the values that do not ask for it."""
 
 
 def find_problems(
@@ -27,6 +59,24 @@ def find_problems(
     """
     variables = os.environ if environment is None else environment
     rules = (data_rules(config, purpose), loop_rules(config, purpose), device_rules(config, variables))
-    broken = dict.fromkeys(chain(*rules, refusals(config, variables)))
+    broken = dict.fromkeys(chain(*rules, _refusals(config, variables)))
     plain = config.to_plain()
     return [Problem(key, reduce(getitem, key.split("."), plain), message, fix) for key, message, fix in broken]
+
+
+def _refusals(config: SFTConfig, variables: Mapping[str, str]) -> Iterator[Broken]:
+    """What ``config``, or the environment, asks for and is not there yet."""
+    for key, feature, neutral in _MISSING:
+        if attrgetter(key)(config) not in neutral:
+            yield _refusal(key, feature)
+    if "placement.num_gpus_per_node" in config.explicit_keys and config.placement.num_gpus_per_node > 1:
+        yield _refusal("placement.num_gpus_per_node", "running on several GPUs")
+    yield from (_refusal(key, "object storage") for key, path in paths_in(config) if is_bucket(path))
+    world = environment_world(variables)
+    if world is not None:
+        message = f"the environment makes this one of {world} processes; running as several is not built yet"
+        yield "placement", message, "start one process, without torchrun or srun"
+
+
+def _refusal(key: str, feature: str) -> Broken:
+    return key, f"{feature} is not built yet", "leave the key out"

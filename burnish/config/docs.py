@@ -7,19 +7,18 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from burnish import errors
 from burnish.config.data import DataKeys
-from burnish.config.explain import SIGNS
 from burnish.config.loop import BatchKeys, CheckpointKeys, EvalKeys, LogKeys
 from burnish.config.run import RunKeys
-from burnish.config.section import Section, keys_of
+from burnish.config.section import SIGNS, Section, keys_of
 
 _GROUPS: tuple[type[Section], ...] = (RunKeys, DataKeys, BatchKeys, EvalKeys, CheckpointKeys, LogKeys)
 
@@ -34,11 +33,11 @@ file, and the other way round.
 
 * A value is read by the type of its key: text is everything after the first `=`, so `run_name=007` is `007`.
 * `None` and `null` mean none for a key that may be none; for a list they mean the empty list; `resume_from=` is empty.
-* Lists and mappings take Python's and YAML's spelling: `"['a','b']"`, `[a, b]`, `'{{n: 40}}'`. A bare value is a list of one.
+* Lists and mappings take Python's and YAML's spelling: `"['a','b']"`, `[a, b]`, `'{n: 40}'`. A bare value is a list of one.
 * Whole numbers may be written `1e3`; a leading zero is an error. Flags are true, false, yes, no, 1 or 0.
 * In a mapping that is passed on (such as `sampler_kwargs`), unquoted text that looks like a number or a flag is one.
 * `data/val` in `eval_datasets` is a hub id, and its eval set `data_val`; `./data/val` is a folder, and its eval set `val`.
-{groups}"""
+"""
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "none", Any: "value"}
 
 _ERRORS_PAGE = """\
@@ -62,22 +61,25 @@ A text reads `where: what is wrong, with the values`, then `fix: what to do`.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class KeyText:
+class KeyText(NamedTuple):
     """One key, as it is documented."""
 
     name: str
-    """Dotted."""
     kind: str
     default: str
     sentence: str
 
 
-def key_groups() -> Iterator[tuple[str, tuple[KeyText, ...]]]:
+def key_groups() -> Iterator[tuple[str, list[KeyText]]]:
     """(title, keys) of each part of the config."""
     for group in _GROUPS:
-        keys = tuple(_describe(name, field) for name, field in keys_of(group).items())
-        yield inspect.cleandoc(group.__doc__ or ""), keys
+        yield (
+            _sentence(group),
+            [
+                KeyText(name, _kind(field.annotation, field.metadata), _default(field), field.description or "")
+                for name, field in keys_of(group).items()
+            ],
+        )
 
 
 def help_text() -> str:
@@ -93,21 +95,17 @@ def help_text() -> str:
 
 def config_page() -> str:
     """docs/config.md."""
-    groups = []
+    lines = []
     for title, keys in key_groups():
-        rows = [f"| `{k.name}` | {k.kind} | {_code(k.default)} | {k.sentence} |" for k in keys]
-        groups.append(
-            "\n".join([f"\n## {title}\n", "| key | type | default | meaning |", "|---|---|---|---|", *rows, ""])
-        )
-    return _CONFIG_PAGE.format(groups="".join(groups))
+        lines += ["", f"## {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        lines += [f"| `{name}` | {kind} | {default} | {sentence} |" for name, kind, default, sentence in keys]
+    return _CONFIG_PAGE + "\n".join([*lines, ""])
 
 
 def errors_page() -> str:
     """docs/errors.md."""
     found = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.BurnishError)]
-    rows = [
-        f"| `{kind.__name__}` | `{kind.__base__.__name__}` | {_sentence(kind)} |" for kind in found if kind.__base__
-    ]
+    rows = [f"| `{kind.__name__}` | `{kind.mro()[1].__name__}` | {_sentence(kind)} |" for kind in found]
     return _ERRORS_PAGE.format(classes="\n".join(rows))
 
 
@@ -116,11 +114,6 @@ def write_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.md").write_text(config_page(), encoding="utf-8")
     (folder / "errors.md").write_text(errors_page(), encoding="utf-8")
-
-
-def _describe(name: str, field: FieldInfo) -> KeyText:
-    default = "required" if field.is_required() else _spell(field.get_default())
-    return KeyText(name, _kind(field.annotation, field.metadata), default, field.description or "")
 
 
 def _kind(kind: Any, limits: Sequence[Any] = ()) -> str:
@@ -140,19 +133,16 @@ def _kind(kind: Any, limits: Sequence[Any] = ()) -> str:
     return ", ".join(parts if shape is Literal else kind)
 
 
-def _spell(value: object) -> str:
+def _default(field: FieldInfo) -> str:
     """A default, as it is written on the command line."""
-    if value is None:
-        return "none"
+    value = field.default
+    if field.is_required() or value is None:
+        return "required" if field.is_required() else "none"
     if isinstance(value, str):
         return str(value) or "empty"
     if isinstance(value, tuple):
-        return f"[{', '.join(str(item) for item in value)}]"
+        return f"[{', '.join(map(str, value))}]"
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
-
-
-def _code(default: str) -> str:
-    return default if default in ("required", "none", "empty") else f"`{default}`"
 
 
 def _sentence(kind: type) -> str:

@@ -1,9 +1,11 @@
 """RUN.yaml and ``key=value`` become an SFTConfig. Its rule: all that is wrong is reported at once."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from burnish.config.check import find_problems
 from burnish.config.choices import Purpose
@@ -11,7 +13,6 @@ from burnish.config.flow import Plain, ReadError
 from burnish.config.run import SFTConfig, key_names
 from burnish.config.section import sections_of
 from burnish.config.values import is_none, open_mapping
-from burnish.config.yaml_file import read_yaml
 from burnish.errors import ConfigError, Problem
 from burnish.log import get_logger
 
@@ -34,7 +35,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = (), *, purpose: Pu
         ConfigError: something cannot be read. It then also holds the rules between keys that the rest breaks;
             of a config that can be read ``find_problems`` tells those.
     """
-    content, problems = read_yaml(file) if file is not None else ({}, [])
+    content, problems = _read_yaml(file) if file is not None else ({}, [])
     written = _leaves(content, problems)
     given = _read_words(overrides, problems)
     for name, rival in _RIVALS:
@@ -49,6 +50,52 @@ def load_config(file: Path | None, overrides: Sequence[str] = (), *, purpose: Pu
     if problems:
         raise ConfigError([*problems, *_broken_rules(values, problems, purpose)])
     return config
+
+
+def _read_yaml(file: Path) -> tuple[dict[str, Any], list[Problem]]:
+    """What ``file`` holds, and what is wrong with the writing."""
+    reader = _Yaml(file)
+    try:
+        values = reader.value(yaml.compose(file.read_bytes(), Loader=yaml.BaseLoader))
+    except OSError as error:
+        return {}, [Problem(str(file), None, f"cannot be read: {error.strerror}", "give the path of a file")]
+    except (yaml.YAMLError, RecursionError) as error:
+        return {}, [Problem(str(file), None, f"is not YAML: {error}", "quote texts with ': ' or ' #' in them")]
+    if isinstance(values, dict) or values is None:
+        return values or {}, reader.twice
+    text = "holds a list or a text, not keys"
+    return {}, [Problem(str(file), None, text, "write one 'key: value' a line")]
+
+
+class _Yaml:
+    """Turns the nodes of one file into values, and notes what is given twice."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.names: set[str] = set()
+        self.twice: list[Problem] = []
+
+    def value(self, node: yaml.Node | None, name: str = "") -> Any:
+        """The value of ``node``; ``name`` is its dotted key."""
+        if isinstance(node, yaml.MappingNode):
+            return {key: self.value(item, inner) for key, inner, item in self._items(node, name)}
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, f"{name}[{index}]") for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode) and node.style is not None:
+            return str(node.value)
+        return None if node is None or node.value in ("", "~") else Plain(node.value)
+
+    def _items(self, node: yaml.MappingNode, name: str) -> Iterator[tuple[str, str, yaml.Node]]:
+        for key, item in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"the key in line {line} is a list or a mapping")
+            inner = f"{name}.{key.value}" if name else str(key.value)
+            if inner in self.names:
+                message = f"is given twice, again in {self.file}, line {line}"
+                self.twice.append(Problem(inner, None, message, "keep one of them"))
+            self.names.add(inner)
+            yield str(key.value), inner, item
 
 
 def _read_words(words: Sequence[str], problems: list[Problem]) -> dict[str, Any]:

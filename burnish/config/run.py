@@ -9,12 +9,11 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field, ValidationError
 
 from burnish.config.data import DataKeys
-from burnish.config.explain import explain
 from burnish.config.loop import BatchKeys, CheckpointKeys, EvalKeys, LogKeys
 from burnish.config.model import ModelConfig
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.parallel import FsdpConfig, MegatronConfig, PlacementConfig
-from burnish.config.section import Section, keys_of, sections_of
+from burnish.config.section import Section, explain, keys_of, sections_of
 from burnish.errors import ConfigError
 
 Broken: TypeAlias = tuple[str, str, str]
