@@ -1,12 +1,12 @@
-"""A run in this process. A first SIGTERM or SIGINT ends it after the step at hand, saved; a second one at once."""
+"""A run in this process. SIGTERM or SIGINT ends it after the step at hand, saved; a SIGINT after that at once."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 from burnish.assemble import build_run
 from burnish.config import SFTConfig
@@ -45,25 +45,23 @@ def run(config: SFTConfig) -> Outcome:
 
 @contextmanager
 def _heeded(stop: StopSignal) -> Iterator[None]:
-    """Note the first signal in ``stop``; from then on, signals do what they did before."""
+    """Note the first signal in ``stop``. Schedulers repeat SIGTERM, so only a SIGINT after it ends the run at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python gives signals to the main thread alone.
         return
-    handlers: dict[int, Any] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
         del frame
-        stop.number = number
-        log.warning("%s: finishing the step, then saving; once more ends at once", signal.Signals(number).name)
-        restore()
+        if stop.number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not stop.number:
+            stop.number = number
+            # Not through the log: the signal may have come while it was writing.
+            os.write(2, b"stopping: the step is finished and saved first; Ctrl-C (again) ends at once\n")
 
-    def restore() -> None:
-        while handlers:
-            signal.signal(*handlers.popitem())
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        handlers[number] = signal.signal(number, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        restore()
+        for number, handler in before.items():
+            signal.signal(number, handler)

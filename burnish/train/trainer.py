@@ -125,11 +125,11 @@ class Trainer:
         self.progress.bad_steps = self.progress.bad_steps + 1 if result.skipped else 0
         if result.skipped:
             log.warning(
-                "step %d skipped: loss %s, gradient norm %s; see its rows with: burnish inspect step %d",
+                "step %d skipped: loss %s, gradient norm %s, on rows %s (look: burnish inspect rows row=N)",
                 self.progress.step,
                 result.loss,
                 result.grad_norm,
-                self.progress.step,
+                ", ".join(map(str, batch.row_numbers)),
             )
 
     def _evaluate(self) -> dict[str, float]:
@@ -157,7 +157,7 @@ class Trainer:
         raise DataError(
             f"step {self.progress.step}",
             f"loss or gradient was not finite in {self.progress.bad_steps} steps in a row; their updates were skipped",
-            fix="lower optimizer_config.lr, look at the rows with `burnish inspect step`, or raise max_bad_steps",
+            fix="lower optimizer_config.lr, look at the rows that the warnings name, or raise max_bad_steps",
         )
 
     @staticmethod
