@@ -105,14 +105,12 @@ class DataKeys(Section):
     @property
     def eval_sources(self) -> tuple[EvalSource, ...]:
         """The eval sets: those of ``eval_datasets``, then the stores."""
-        names = chain(self.eval_dataset_names, repeat(None))
         splits = chain(self.eval_dataset_splits, repeat(None))
         sets = [(path, split, False) for path, split in zip(self.eval_datasets, splits, strict=False)]
         sets += [(path, None, True) for path in self.eval_pretokenized_dataset_paths]
-        return tuple(
-            EvalSource(_default_name(path, store=store) if name is None else name, path, split, store)
-            for name, (path, split, store) in zip(names, sets, strict=False)
-        )
+        defaults = [_default_name(path, store=store) for path, _, store in sets]
+        names = chain(self.eval_dataset_names, defaults[len(self.eval_dataset_names) :])
+        return tuple(EvalSource(name, *rest) for name, rest in zip(names, sets, strict=False))
 
 
 def _default_name(path: str, *, store: bool) -> str:

@@ -44,7 +44,7 @@ def parse_flow(text: str) -> Any:
         value, rest = _items(text)
         if rest:
             raise ValueError(f"{rest!r} follows the end")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReadError(f"cannot be read: {error}", fix=_SPELLING[text[0]]) from None
     return value
 

@@ -61,7 +61,7 @@ def _section_in(field: FieldInfo) -> type[Section] | None:
 
 
 def explain(error: ValidationError, *, known: Iterable[str]) -> list[Problem]:
-    """What pydantic found as Problems: one for each finding; ``known`` are the dotted names an unknown key is compared with."""
+    """What pydantic found, as Problems; ``known`` are the dotted names that an unknown key is compared with."""
     candidates = {key: key for key in known} | _ELSEWHERE
     return [_problem(finding, candidates) for finding in error.errors(include_url=False)]
 

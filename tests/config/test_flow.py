@@ -56,6 +56,7 @@ def test_quotes_are_remembered():
         ("{a}", "is not followed by ': value'"),
         ("{a: 1, a: 2}", "'a' is given twice"),
         ('["\\q"]', "Invalid \\escape"),
+        ("[" * 5000, "recursion"),
     ],
 )
 def test_nothing_is_guessed(text, said):
