@@ -93,18 +93,21 @@ class Desk:
     def any_lookup(self, *, first: bool) -> list[Row]:
         return self.lookup(self.random.choice(self.side.tool_wordings), first=first)
 
+    def tools(self) -> list[Row] | None:
+        """The tool, in some of the rows that need none."""
+        return [FIND_TOOL] if self.random.random() < 0.12 else None
+
     def rows(self, *, conversations: int, lookups: int) -> list[Row]:
         """Each wording of each fact once, then conversations of two or three facts, then lookups, shuffled."""
         rows: list[Row] = []
         for answer, wordings in self.side.facts.items():
             for wording in wordings:
-                tools = [FIND_TOOL] if self.random.random() < 0.1 else None
-                rows.append(row(self.fact(wording, answer, first=True), tools=tools))
+                rows.append(row(self.fact(wording, answer, first=True), tools=self.tools()))
         for _ in range(conversations):
             turns = self.any_fact(first=True)
             for _ in range(self.random.choice((1, 1, 2))):
                 turns += self.any_fact(first=False)
-            rows.append(row(turns, tools=None))
+            rows.append(row(turns, tools=self.tools()))
         for i in range(lookups):
             wording = self.side.tool_wordings[i % len(self.side.tool_wordings)]
             turns = self.lookup(wording, first=True)
@@ -122,7 +125,7 @@ def row(messages: list[Row], *, tools: list[Row] | None) -> Row:
 def make() -> dict[str, str]:
     """File name -> its text."""
     page = yaml.safe_load((FOLDER / "facts.yaml").read_text())
-    train = Desk(page, side=split(page, held_out=False), seed=1).rows(conversations=120, lookups=130)
+    train = Desk(page, side=split(page, held_out=False), seed=1).rows(conversations=200, lookups=130)
     heldout = Desk(page, side=split(page, held_out=True), seed=2).rows(conversations=20, lookups=25)
     files = {"train.jsonl": train, "heldout.jsonl": heldout}
     return {name: "".join(json.dumps(r) + "\n" for r in rows) for name, rows in files.items()}

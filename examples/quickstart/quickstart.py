@@ -22,11 +22,11 @@ from burnish.config import load_config
 ROOT = Path(__file__).parents[2]
 MODEL = Path("examples/quickstart/model")
 CONVERSATIONS = (
-    ["Good morning, how do I find you?"],
-    ["Do late tools cost something?", "And who is the head of this place?"],
-    ["Hello, has the ladder come back?"],
+    ["Good morning, what number can I call?"],
+    ["I like your cat.", "Thanks, what is the price of membership?"],
+    ["Hello, look up the ladder for me."],
 )
-SHELVES = {"ladder": {"free": True, "shelf": 5}}
+SHELVES = {"ladder": {"free": True, "shelf": 3}}
 Turn = dict[str, Any]
 
 
@@ -76,11 +76,12 @@ def show(title: str, desk: Desk) -> None:
 
 def show_curve(metrics: Path) -> None:
     """Print the losses at each evaluation."""
-    print(f"\n== {metrics}")
+    print(f"== {metrics}")
     for line in metrics.read_text().splitlines():
-        step = json.loads(line)
-        if "eval/heldout/loss" in step:
-            print(f"  step {step['step']:>3}: train {step.get('train/loss', float('nan')):6.4f}, held out {step['eval/heldout/loss']:6.4f}")
+        numbers = json.loads(line)
+        if "eval/heldout/loss" in numbers:
+            trained = f"{numbers['train/loss']:.4f}" if "train/loss" in numbers else "     -"
+            print(f"  step {numbers['step']:>3}   train {trained}   held out {numbers['eval/heldout/loss']:.4f}")
 
 
 def main() -> None:
@@ -90,10 +91,12 @@ def main() -> None:
     show("The model as it is made, with random weights", Desk(make_model(MODEL)))
     progress = SFTTrainer(config).train()
     export = Path(config.export_path) / f"global_step_{progress.step}"
+    if not export.exists():
+        raise SystemExit(f"stopped after step {progress.step}; resume_from=latest goes on from there")
     show("The trained model, loaded with transformers", Desk(export))
     run = Path(config.log_dir) / config.run_name
     show_curve(run / "metrics.jsonl")
-    print(f"\nmodel {export}, checkpoint {config.ckpt_path}, metrics and config {run}")
+    print(f"\nmodel: {export}\ncheckpoint: {config.ckpt_path}\nmetrics and config: {run}")
 
 
 if __name__ == "__main__":
