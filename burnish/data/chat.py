@@ -39,7 +39,6 @@ class DropReason(StrEnum):
     EMPTY_PROMPT = "empty_prompt"
     EMPTY_REPLY = "empty_reply"
     """The last assistant turn says nothing."""
-    IMAGE_TOO_LONG = "image_too_long"
     TOO_LONG = "too_long"
     UNPROVEN_SPAN = "unproven_span"
     """Which tokens are the assistant's own could not be proven."""
@@ -81,6 +80,8 @@ class ChatReader:
         Raises:
             DataError: the row has another form than rows of this kind have; says where in the row.
         """
+        if self.nulls_are_padding:
+            row = _without_nulls(row)
         found = self._alpaca(row) if self.kind is Kind.ALPACA else self._chat(row)
         if isinstance(found, Dropped):
             return found
@@ -95,17 +96,13 @@ class ChatReader:
         return Conversation(tuple(found), self._tools(row.get(self.tools_key)), self.kind)
 
     def _chat(self, row: dict[str, Any]) -> list[Message] | Dropped:
-        stored = row.get(self.messages_key)
-        messages = _parsed(stored, self.messages_key)
-        padded = self.nulls_are_padding and not isinstance(stored, str)
+        messages = _parsed(row.get(self.messages_key), self.messages_key)
         if is_missing(messages) or messages == []:
             return Dropped(DropReason.NO_ASSISTANT, f"{self.messages_key} is empty")
         if not isinstance(messages, list):
             problem = f"is {type(messages).__name__}, not a list of messages"
             raise DataError(self.messages_key, problem, fix="store a list of {role, content}")
-        return [
-            read_message(message, where=f"message {i}", nulls_are_padding=padded) for i, message in enumerate(messages)
-        ]
+        return [_message(message, f"message {i}") for i, message in enumerate(messages)]
 
     def _alpaca(self, row: dict[str, Any]) -> list[Message] | Dropped:
         instruction, given, output = row.get("instruction"), row.get("input"), row.get("output")
@@ -116,21 +113,17 @@ class ChatReader:
         prompt = _text(instruction, "instruction")
         if not is_blank(given):
             prompt += "\n\n" + _text(given, "input")
-        return [
-            {"role": "user", "content": prompt},
-            {"role": "assistant", "content": _text(output, "output")},
-        ]
+        return [{"role": "user", "content": prompt}, {"role": "assistant", "content": _text(output, "output")}]
 
-    def _tools(self, tools: Any) -> tuple[dict[str, Any], ...]:
-        where = self.tools_key
-        padded = self.nulls_are_padding and not isinstance(tools, str)
-        tools = _parsed(tools, where)
+    def _tools(self, given: Any) -> tuple[dict[str, Any], ...]:
+        tools = _parsed(given, self.tools_key)
         if is_missing(tools):
             return ()
         tools = [tools] if isinstance(tools, dict) else tools
         if not isinstance(tools, list):
-            raise DataError(where, f"is {tools!r:.80}", fix="store a list of tool schemas, or its JSON text")
-        return tuple(_tool(tool, where, nulls_are_padding=padded) for tool in tools)
+            fix = "store a list of tool schemas, or its JSON text"
+            raise DataError(self.tools_key, f"is {tools!r:.80}", fix=fix)
+        return tuple(_tool(tool, self.tools_key) for tool in tools)
 
 
 def chat_reader(
@@ -167,32 +160,6 @@ def chat_reader(
     )
 
 
-def read_message(message: Any, *, where: str, nulls_are_padding: bool) -> Message:
-    """A message with a known role, text content, tool calls with objects as arguments, and no nulls.
-
-    Raises:
-        DataError: it is not of that form.
-    """
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        found = ", ".join(message) if isinstance(message, dict) else repr(message)[:80]
-        fix = "store messages as {role, content}" + ("; rename from/value" if "from" in found else "")
-        raise DataError(where, f"a message needs role and content; found {found}", fix=fix)
-    role = message["role"]
-    if role not in ROLES:
-        raise DataError(where, f"unknown role {role!r}", fix=f"write one of {', '.join(ROLES)}")
-    clean = {key: value for key, value in message.items() if not is_missing(value)}
-    if "content" in clean:
-        clean["content"] = _content(clean["content"], where)
-    if clean.get("tool_calls"):
-        clean["tool_calls"] = _tool_calls(clean["tool_calls"], where, nulls_are_padding)
-    else:
-        clean.pop("tool_calls", None)
-    reasoning = next((clean[key] for key in REASONING_KEYS if key in clean), None)
-    if reasoning is not None:
-        clean = {"thinking": reasoning, **clean, "reasoning_content": reasoning}
-    return clean
-
-
 def says_something(message: Message) -> bool:
     """Whether an assistant turn has anything to learn: text, a tool call or reasoning."""
     return any(not is_blank(message.get(key)) for key in ("content", "tool_calls", *REASONING_KEYS))
@@ -206,6 +173,27 @@ def is_missing(value: Any) -> bool:
 def is_blank(value: Any) -> bool:
     """Missing, an empty list, or text of blanks only."""
     return is_missing(value) or value == [] or (isinstance(value, str) and not value.strip())
+
+
+def _message(message: Any, where: str) -> Message:
+    """With a known role, text content, tool calls with objects as arguments, and no nulls."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        found = ", ".join(message) if isinstance(message, dict) else repr(message)[:80]
+        fix = "store messages as {role, content}" + ("; rename from/value" if "from" in found else "")
+        raise DataError(where, f"a message needs role and content; found {found}", fix=fix)
+    if message["role"] not in ROLES:
+        raise DataError(where, f"unknown role {message['role']!r}", fix=f"write one of {', '.join(ROLES)}")
+    clean = {key: value for key, value in message.items() if not is_missing(value)}
+    if "content" in clean:
+        clean["content"] = _content(clean["content"], where)
+    if clean.get("tool_calls"):
+        clean["tool_calls"] = _tool_calls(clean["tool_calls"], where)
+    else:
+        clean.pop("tool_calls", None)
+    reasoning = next((clean[key] for key in REASONING_KEYS if key in clean), None)
+    if reasoning is not None:
+        clean = {"thinking": reasoning, **clean, "reasoning_content": reasoning}
+    return clean
 
 
 def _content(content: Any, where: str) -> str:
@@ -229,19 +217,18 @@ def _part(part: Any, where: str) -> str:
     raise DataError(where, f"a content part that is not text: {part!r:.80}", fix=fix)
 
 
-def _tool_calls(calls: Any, where: str, nulls_are_padding: bool) -> list[dict[str, Any]]:
-    nulls_are_padding = nulls_are_padding and not isinstance(calls, str)
-    calls = _parsed(calls, f"{where}: tool_calls")
+def _tool_calls(given: Any, where: str) -> list[dict[str, Any]]:
+    calls = _parsed(given, f"{where}: tool_calls")
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         fix = "store a list of {type: function, function: {name, arguments}}"
         raise DataError(where, f"tool_calls is {calls!r:.80}", fix=fix)
-    return [_tool_call(call, f"{where}: tool call {i}", nulls_are_padding) for i, call in enumerate(calls)]
+    return [_tool_call(call, f"{where}: tool call {i}") for i, call in enumerate(calls)]
 
 
-def _tool_call(call: dict[str, Any], where: str, nulls_are_padding: bool) -> dict[str, Any]:
+def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
     clean = {key: value for key, value in call.items() if not is_missing(value)}
     if isinstance(clean.get("function"), dict):
-        return {**clean, "function": _tool_call(clean["function"], where, nulls_are_padding)}
+        return {**clean, "function": _tool_call(clean["function"], where)}
     if not isinstance(clean.get("name"), str):
         raise DataError(where, f"has no function name: {call!r:.80}", fix="store {function: {name, arguments}}")
     given = clean.get("arguments")
@@ -250,18 +237,13 @@ def _tool_call(call: dict[str, Any], where: str, nulls_are_padding: bool) -> dic
     if not isinstance(arguments, dict):
         fix = "store an object, or the JSON text of one"
         raise DataError(where, f"arguments are not an object: {given!r:.80}", fix=fix)
-    if nulls_are_padding and not isinstance(given, str):
-        arguments = _without_nulls(arguments)
     return {**clean, "arguments": arguments}
 
 
-def _tool(tool: Any, where: str, *, nulls_are_padding: bool) -> dict[str, Any]:
-    padded = nulls_are_padding and not isinstance(tool, str)
-    tool = _parsed(tool, where)
+def _tool(given: Any, where: str) -> dict[str, Any]:
+    tool = _parsed(given, where)
     if not isinstance(tool, dict):
         raise DataError(where, f"holds {tool!r:.80}", fix="store each tool as a schema {type: function, function: ...}")
-    if padded:
-        tool = _without_nulls(tool)
     # A bare function gets the wrapper that every API adds, so that the model sees at inference what it was trained on.
     return {"type": "function", "function": tool} if "name" in tool and "function" not in tool else tool
 
@@ -270,19 +252,15 @@ def _parsed(value: Any, where: str) -> Any:
     """``value``, or what its JSON text says; blank text says nothing."""
     if not isinstance(value, str):
         return value
-    return None if is_blank(value) else _json(value, where)
-
-
-def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return None if is_blank(value) else json.loads(value)
     except json.JSONDecodeError as error:
-        raise DataError(
-            where, f"is not JSON ({error}): {text!r:.80}", fix="store an object or valid JSON text"
-        ) from error
+        fix = "store an object or valid JSON text"
+        raise DataError(where, f"is not JSON ({error}): {value!r:.80}", fix=fix) from error
 
 
 def _without_nulls(value: Any) -> Any:
+    """JSON text inside stays as it is: the nulls it has were written there."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
