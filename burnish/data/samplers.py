@@ -5,7 +5,7 @@ The rule: all ranks draw the same numbers, so a sampler may depend on nothing th
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from importlib import import_module
 from numbers import Real
@@ -48,18 +48,19 @@ class Sampler(Protocol):
         ...
 
 
-class SequentialSampler:
-    """Rows as stored."""
+class _CountingSampler:
+    """Its state is how many rows it has drawn; ``draw`` gives the row of each draw, counted from 0."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, *, draw: Callable[[int], int]) -> None:
         self._num_rows = num_rows
+        self._draw = draw
         self._drawn = 0
 
     def __iter__(self) -> Iterator[int]:
         epoch_end = (self._drawn // self._num_rows + 1) * self._num_rows
         while self._drawn < epoch_end:
             self._drawn += 1
-            yield (self._drawn - 1) % self._num_rows
+            yield self._draw(self._drawn - 1)
 
     def __len__(self) -> int:
         return self._num_rows
@@ -71,27 +72,18 @@ class SequentialSampler:
         self._drawn = int(state["drawn"])
 
 
-class RandomSampler:
+class SequentialSampler(_CountingSampler):
+    """Rows as stored."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__(num_rows, draw=lambda number: number % num_rows)
+
+
+class RandomSampler(_CountingSampler):
     """Each row once an epoch, in an order given by (seed, epoch)."""
 
     def __init__(self, num_rows: int, *, seed: int) -> None:
-        self._rows = _Reshuffled(num_rows, key=(seed, 0))
-        self._drawn = 0
-
-    def __iter__(self) -> Iterator[int]:
-        epoch_end = (self._drawn // len(self) + 1) * len(self)
-        while self._drawn < epoch_end:
-            self._drawn += 1
-            yield self._rows.draw(self._drawn - 1)
-
-    def __len__(self) -> int:
-        return self._rows.size
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self._drawn}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._drawn = int(state["drawn"])
+        super().__init__(num_rows, draw=_Reshuffled(num_rows, key=(seed, 0)).draw)
 
 
 class DataMixingSampler:
@@ -193,18 +185,18 @@ class _Reshuffled:
     BLOCK = 4096
 
     def __init__(self, size: int, *, key: tuple[int, int]) -> None:
-        self.size = size
+        self._size = size
         self._key = key
         self._block: NDArray[np.int64] = np.empty(0, np.int64)
         self._place = (-1, -1)
 
     def draw(self, number: int) -> int:
         """The row of draw ``number``, counted from 0 through all passes."""
-        turn, position = divmod(number, self.size)
+        turn, position = divmod(number, self._size)
         start = position - position % self.BLOCK
         if self._place != (turn, start):
-            positions = np.arange(start, min(start + self.BLOCK, self.size))
-            self._block = permuted(positions, size=self.size, key=(*self._key, turn))
+            positions = np.arange(start, min(start + self.BLOCK, self._size))
+            self._block = permuted(positions, size=self._size, key=(*self._key, turn))
             self._place = (turn, start)
         return int(self._block[position - start])
 
