@@ -121,10 +121,7 @@ def _read_row(line: bytes, place: Place) -> dict[str, Any]:
         place.reject(0, f"is no JSON ({error})", fix=_ONE_A_LINE)
     if not isinstance(row, dict):
         place.reject(0, f"is {describe_value(row)}, no JSON object", fix=_ONE_A_LINE)
-    if found := [name for name in FORBIDDEN if name in row]:
-        place.reject_column(0, found[0])
-    if missing := [name for name in ("input_ids", "loss_mask") if name not in row]:
-        place.reject(0, f"has no {missing[0]}", fix=WHAT_TO_STORE[missing[0]])
+    place.check_names(list(row))
     for name in WHAT_TO_STORE:
         if (values := row.get(name)) is not None:
             _check_integers(values, name, place)
@@ -133,14 +130,13 @@ def _read_row(line: bytes, place: Place) -> dict[str, Any]:
 
 def _check_integers(values: Any, name: str, place: Place) -> None:
     if not isinstance(values, list):
-        problem = f"{name} is {describe_value(values)}, no list of integers"
-        place.reject(0, problem, fix=WHAT_TO_STORE[name])
+        place.reject_values(0, name, f"is {describe_value(values)}, no list of integers")
     # bool is a kind of int to isinstance, not to type.
     kinds = {int, bool} if name == "loss_mask" else {int}
     if set(map(type, values)) <= kinds and all(-(2**63) <= edge(values, default=0) < 2**63 for edge in (min, max)):
         return
     bad = next(value for value in values if type(value) not in kinds or not -(2**63) <= value < 2**63)
-    place.reject(0, f"{name} holds {describe_value(bad)} where integers belong", fix=WHAT_TO_STORE[name])
+    place.reject_values(0, name, f"holds {describe_value(bad)} where integers belong")
 
 
 def _to_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:

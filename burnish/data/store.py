@@ -6,13 +6,13 @@ A row is a slice of a mapped file. The rule: everything that sampling, packing a
 import hashlib
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from burnish.config.choices import Truncation
 from burnish.data.example import Example, IntArray
@@ -84,39 +84,39 @@ def open_store(
     folder = publish_once(home / f"index-{key}", build=build, force=force_recache)
     if any(describe_file(shard.file.path, name=shard.file.name) != shard.file for shard in shards):
         raise DataError(str(path), "was changed while it was read", fix="start again when it is written")
-    report = _make_report(name, path, read_index(folder))
-    _check_report(path, report)
-    return Store(report, shards=shards, files=files, folder=folder)
+    index = read_index(folder)
+    report = _make_report(name, path, index)
+    return Store(report, shards=shards, files=files, index=index, folder=folder)
 
 
 class Store:
     """An ``ExampleStore`` over mapped files; a row of it is a view of them."""
 
-    def __init__(self, report: StoreReport, *, shards: Sequence[Shard], files: Sequence[Path], folder: Path) -> None:
-        """Map the Arrow ``files`` that hold the rows of ``shards``, and their index in ``folder``."""
-        index = read_index(folder)
+    def __init__(
+        self, report: StoreReport, *, shards: Sequence[Shard], files: Sequence[Path], index: Index, folder: Path
+    ) -> None:
+        """Map the Arrow ``files`` that hold the rows of ``shards``, and the entries of their ``index`` in ``folder``."""
         self.name = report.name
         self.report = report
         self.fingerprint: str = index.digest[:32]
         """Of the kept rows' tokens, masks and sizes; the same at another path and in another format or width."""
         self._starts = index.starts
         self._shards = shards
-        fields = {field: _map_array(folder / field, dtype) for field, dtype in FIELDS.items()}
+        fields = {field: np.frombuffer(map_file(folder / field), dtype) for field, dtype in FIELDS.items()}
         self.lengths: IntArray = fields["length"]
         self.target_counts: IntArray = fields["targets"]
         self.num_patches: IntArray = np.broadcast_to(np.int32(0), len(self.lengths))
         self._row, self._ids_at, self._mask_at = fields["row"], fields["ids_at"], fields["mask_at"]
-        self._bytes = [np.frombuffer(map_file(file), np.uint8) for file in files]
-        self._widths = [(np.dtype(ids), np.dtype(mask)) for ids, mask in index.widths]
+        self._mapped = [map_file(file) for file in files]
+        self._widths = index.widths
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
         shard, length = self._shard_of(index), int(self.lengths[index])
-        ids_type, mask_type = self._widths[shard]
-        ids = _view(self._bytes[shard], int(self._ids_at[index]), length, ids_type)
-        mask = _view(self._bytes[shard], int(self._mask_at[index]), length, mask_type)
+        places = zip(self._widths[shard], (self._ids_at, self._mask_at), strict=True)
+        ids, mask = (np.frombuffer(self._mapped[shard], kind, length, int(at[index])) for kind, at in places)
         return Example(ids, mask.astype(np.uint8, copy=False))
 
     def locate(self, index: int) -> str:
@@ -129,40 +129,27 @@ class Store:
         return bisect_right(self._starts, index) - 1
 
 
-def _view(content: NDArray[np.uint8], at: int, length: int, dtype: np.dtype[np.integer]) -> IntArray:
-    return content[at : at + length * dtype.itemsize].view(dtype)
-
-
-def _map_array(file: Path, dtype: np.dtype[np.integer]) -> IntArray:
-    return np.frombuffer(map_file(file), dtype)
-
-
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _make_report(name: str, path: Path, index: Index) -> StoreReport:
     """With what the manifest says of raw rows that never became rows of the store."""
-    rows, dropped = index.rows, index.dropped
-    kept = rows - sum(dropped.values())
+    rows, kept, dropped = index.rows, index.starts[-1], index.dropped
     manifest = read_manifest(path)
     if manifest is not None:
         if manifest.rows != rows:
             problem = f"holds {rows} rows, its manifest says {manifest.rows}"
             raise DataError(str(path), problem, fix="copy or write the store again")
         rows = manifest.rows_read
-        reasons = [*manifest.dropped, *dropped]
-        dropped = {reason: manifest.dropped.get(reason, 0) + dropped.get(reason, 0) for reason in reasons}
-    return StoreReport(name, rows, kept, {k: n for k, n in dropped.items() if n}, index.tokens, index.targets)
-
-
-def _check_report(path: Path, report: StoreReport) -> None:
-    if report.rows == 0:
+        dropped = dict(Counter(manifest.dropped) + Counter(dropped))
+    if rows == 0:
         raise DataError(str(path), "holds no rows", fix="give a store with rows")
-    counts = ", ".join(f"{count} {reason}" for reason, count in report.dropped.items())
-    text = f"{sum(report.dropped.values())} of {report.rows} rows dropped: {counts}"
-    if report.kept == 0:
-        fix = "raise max_length, or see that loss_mask has a 1 after position 0"
-        raise DataError(str(path), text, fix=fix)
-    if report.dropped:
-        log.info("%s: %s", report.name, text)
+    dropped = {reason: count for reason, count in dropped.items() if count}
+    counts = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    text = f"{sum(dropped.values())} of {rows} rows dropped: {counts}"
+    if kept == 0:
+        raise DataError(str(path), text, fix="raise max_length, or see that loss_mask has a 1 after position 0")
+    if dropped:
+        log.info("%s: %s", name, text)
+    return StoreReport(name, rows, kept, dropped, index.tokens, index.targets)

@@ -40,11 +40,21 @@ class Place:
         """Raise the error of the ``row``-th row of this stretch."""
         raise DataError(f"{self.file}, row {self.first_row + row}", problem, fix=fix)
 
-    def reject_column(self, row: int, name: str) -> NoReturn:
-        """Raise the error of a row that has one of the ``FORBIDDEN`` columns."""
-        fix = "store loss_mask, one 0 or 1 for every token of the row"
-        fix += " (1 where labels are not -100), and no labels" if name == "labels" else f", and no {name}"
-        self.reject(row, f"has the column {name}", fix=fix)
+    def reject_values(self, row: int, name: str, problem: str) -> NoReturn:
+        """Raise the error of what that row has in the column ``name``."""
+        self.reject(row, f"{name} {problem}", fix=WHAT_TO_STORE[name])
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuse a first row whose columns are not those of a store."""
+        for name in FORBIDDEN:
+            if name in names:
+                fix = "store loss_mask, one 0 or 1 for every token of the row"
+                fix += " (1 where labels are not -100), and no labels" if name == "labels" else f", and no {name}"
+                self.reject(0, f"has the column {name}", fix=fix)
+        for name in ("input_ids", "loss_mask"):
+            if names.count(name) != 1:
+                problem = f"has no {name}" if name not in names else f"has the column {name} twice"
+                self.reject(0, problem, fix=WHAT_TO_STORE[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +80,28 @@ def check_rows(batch: pa.RecordBatch, *, place: Place, num_embeddings: int | Non
     Raises:
         DataError: a row is not what a store holds.
     """
-    _check_columns(batch, place)
+    place.check_names(batch.schema.names)
     ids, offsets = _flat(batch, "input_ids", place)
     mask, mask_offsets = _flat(batch, "loss_mask", place)
     _check_lengths("loss_mask", mask_offsets, offsets, range(len(batch)), place)
     _check_attention(batch, offsets, place)
     _check_ids(ids, offsets, num_embeddings, place)
     if len(bad := np.flatnonzero((mask > 1) | (mask < 0))):
-        fix = WHAT_TO_STORE["loss_mask"]
-        place.reject(_row_of(offsets, bad[0]), f"loss_mask must be 0/1, found {mask[bad[0]]}", fix=fix)
+        place.reject_values(_row_of(offsets, bad[0]), "loss_mask", f"must be 0/1, found {mask[bad[0]]}")
     _check_images(batch, place)
     return Rows(ids, mask, offsets)
-
-
-def _check_columns(batch: pa.RecordBatch, place: Place) -> None:
-    names = batch.schema.names
-    for name in FORBIDDEN:
-        if name in names:
-            place.reject_column(0, name)
-    for name in ("input_ids", "loss_mask"):
-        if names.count(name) != 1:
-            problem = f"has no {name}" if name not in names else f"has the column {name} twice"
-            place.reject(0, problem, fix=WHAT_TO_STORE[name])
 
 
 def _flat(batch: pa.RecordBatch, name: str, place: Place) -> tuple[IntArray, NDArray[np.int64]]:
     """[tokens] the elements of all lists of a column, and [rows + 1] where each row's begin."""
     column = batch.column(name)
     if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        place.reject(row, f"{name} is null", fix=WHAT_TO_STORE[name])
+        place.reject_values(_first(column.is_null()), name, "is null")
     if not is_list(column.type):
-        problem = f"{name} is {describe_value(column[0].as_py())}, no list of integers"
-        place.reject(0, problem, fix=WHAT_TO_STORE[name])
-    offsets = list_offsets(column)
-    values = column.flatten()
+        place.reject_values(0, name, f"is {describe_value(column[0].as_py())}, no list of integers")
+    offsets, values = _offsets(column), column.flatten()
     if values.null_count:
-        bad = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-        place.reject(_row_of(offsets, bad), f"{name} has a null among its elements", fix=WHAT_TO_STORE[name])
+        place.reject_values(_row_of(offsets, _first(values.is_null())), name, "has a null among its elements")
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     if pt.is_null(values.type):  # all lists are empty
@@ -116,8 +110,8 @@ def _flat(batch: pa.RecordBatch, name: str, place: Place) -> tuple[IntArray, NDA
         return values.to_numpy(zero_copy_only=False).view(np.uint8), offsets
     if not pt.is_integer(values.type):
         example = describe_value(values[0].as_py()) if len(values) else "no element"
-        problem = f"{name} has elements of type {values.type}, such as {example}, where integers belong"
-        place.reject(max(0, _row_of(offsets, 0)), problem, fix=WHAT_TO_STORE[name])
+        problem = f"has elements of type {values.type}, such as {example}, where integers belong"
+        place.reject_values(max(0, _row_of(offsets, 0)), name, problem)
     return values.to_numpy(zero_copy_only=False), offsets
 
 
@@ -126,11 +120,11 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
 
 
-def list_offsets(column: pa.Array) -> NDArray[np.int64]:
+def _offsets(column: pa.Array) -> NDArray[np.int64]:
     """[rows + 1] where each row begins in ``column.flatten()``; no row is null."""
     if pt.is_fixed_size_list(column.type):
         return np.arange(len(column) + 1, dtype=np.int64) * int(column.type.list_size)
-    offsets: NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64, copy=True)
+    offsets: NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
     offsets -= offsets[0]
     return offsets
 
@@ -165,12 +159,12 @@ def _check_attention(batch: pa.RecordBatch, offsets: NDArray[np.int64], place: P
     name = "attention_mask"
     if name not in batch.schema.names or batch.column(name).null_count == len(batch):
         return
-    rows = np.flatnonzero(batch.column(name).is_valid().to_numpy(zero_copy_only=False))
+    rows = np.flatnonzero(batch.column(name).is_valid())
     values, found = _flat(batch.take(pa.array(rows)).select([name]), name, place)
     _check_lengths(name, found, offsets, rows.tolist(), place)
     if len(bad := np.flatnonzero(values != 1)):
         row = int(rows[_row_of(found, bad[0])])
-        place.reject(row, f"attention_mask must be all ones, found {values[bad[0]]}", fix=WHAT_TO_STORE[name])
+        place.reject_values(row, name, f"must be all ones, found {values[bad[0]]}")
 
 
 def _check_ids(ids: IntArray, offsets: NDArray[np.int64], num_embeddings: int | None, place: Place) -> None:
@@ -192,23 +186,24 @@ def _check_ids(ids: IntArray, offsets: NDArray[np.int64], num_embeddings: int | 
 def _check_images(batch: pa.RecordBatch, place: Place) -> None:
     """Null, empty and absent are a text row."""
     pixels, grids = _is_filled(batch, "pixel_values"), _is_filled(batch, "image_grid_thw")
-    if (lone := pixels != grids).any():
-        row = int(np.flatnonzero(lone)[0])
-        have, lack = ("pixel_values", "image_grid_thw") if pixels[row] else ("image_grid_thw", "pixel_values")
-        place.reject(row, f"has {have} and no {lack}", fix="store both for an image row, neither for a text row")
+    if len(lone := np.flatnonzero(pixels != grids)):
+        have, lack = ("pixel_values", "image_grid_thw") if pixels[lone[0]] else ("image_grid_thw", "pixel_values")
+        fix = "store both for an image row, neither for a text row"
+        place.reject(int(lone[0]), f"has {have} and no {lack}", fix=fix)
     if pixels.any():
-        row = int(np.flatnonzero(pixels)[0])
-        place.reject(row, "image rows are not built yet", fix="leave the image rows out")
+        place.reject(int(pixels.argmax()), "image rows are not built yet", fix="leave the image rows out")
 
 
 def _is_filled(batch: pa.RecordBatch, name: str) -> NDArray[np.bool_]:
     if name not in batch.schema.names:
         return np.zeros(len(batch), np.bool_)
     column = batch.column(name)
-    filled: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
-    if is_list(column.type):
-        filled = filled & (pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False) > 0)
-    return filled
+    filled = pc.list_value_length(column).fill_null(0) if is_list(column.type) else column.is_valid()
+    return np.asarray(filled, np.bool_)
+
+
+def _first(chosen: pa.Array) -> int:
+    return int(np.flatnonzero(chosen)[0])
 
 
 def _row_of(offsets: NDArray[np.int64], element: Any) -> int:
