@@ -42,10 +42,14 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     before = answers(require_model())
     config = load_config(Path("examples/smollm2/smollm2.yaml"), [f"model.dtype={fast_dtype()}", *sys.argv[1:]])
-    SFTTrainer(config).train()
-    after = answers(Path(config.export_path) / f"global_step_{config.num_steps}")
+    progress = SFTTrainer(config).train()
+    export = Path(config.export_path) / f"global_step_{progress.step}"
+    if not export.exists():
+        raise SystemExit(f"stopped after step {progress.step}, before the export")
+    after = answers(export)
     for question, old, new in zip(QUESTIONS, before, after, strict=True):
         print(f"\n{question}\n  before: {old!r}\n  after:  {new!r}")
+    print(f"\nmodel: {export}\nmetrics and config: {Path(config.log_dir) / config.run_name}")
 
 
 if __name__ == "__main__":
