@@ -85,28 +85,21 @@ def _is_plain(shard: Shard) -> bool:
             if name not in batch.schema.names or not is_list(batch.column(name).type):
                 return True  # nothing to convert: the check will name it
             values = batch.column(name).values
-            if not pt.is_integer(values.type) or not _lies_in(mapped, values.buffers()[1]):
+            buffer = values.buffers()[1]
+            lies_here = not buffer or 0 <= buffer.address - mapped.address <= mapped.size - buffer.size
+            if not pt.is_integer(values.type) or not lies_here:
                 return False
     return True
-
-
-def _lies_in(mapped: pa.Buffer, part: pa.Buffer | None) -> bool:
-    if part is None or part.size == 0:
-        return True
-    return bool(mapped.address <= part.address and part.address + part.size <= mapped.address + mapped.size)
 
 
 def _convert(shard: Shard, target: Path) -> None:
     with ExitStack() as stack:
         writer = None
         for _, rows in _checked(read_shard(shard), shard.file.path, num_embeddings=None):
-            columns = {
-                "input_ids": pa.LargeListArray.from_arrays(rows.offsets, rows.input_ids),
-                "loss_mask": pa.LargeListArray.from_arrays(rows.offsets, rows.loss_mask.astype(np.uint8, copy=False)),
-            }
-            batch = pa.RecordBatch.from_pydict(columns)
-            if writer is None:
-                writer = stack.enter_context(pa.ipc.new_file(str(target), batch.schema))
+            columns = {"input_ids": rows.input_ids, "loss_mask": rows.loss_mask.astype(np.uint8, copy=False)}
+            lists = {name: pa.LargeListArray.from_arrays(rows.offsets, values) for name, values in columns.items()}
+            batch = pa.RecordBatch.from_pydict(lists)
+            writer = writer or stack.enter_context(pa.ipc.new_file(str(target), batch.schema))
             writer.write_batch(batch)
         if writer is None:
             stack.enter_context(pa.ipc.new_file(str(target), pa.schema([])))
@@ -114,24 +107,22 @@ def _convert(shard: Shard, target: Path) -> None:
 
 def _checked(
     batches: Iterator[pa.RecordBatch], file: Path, *, num_embeddings: int | None
-) -> Iterator[tuple[int, Rows]]:
-    """Checked rows with the number of the first of them, cut so that their arrays stay small."""
+) -> Iterator[tuple[Place, Rows]]:
+    """Checked rows and where they stand, cut so that their arrays stay small."""
     first_row = 0
     for batch in batches:
         for start, part in _slices(batch):
             place = Place(file, first_row + start)
-            yield place.first_row, check_rows(part, place=place, num_embeddings=num_embeddings)
+            yield place, check_rows(part, place=place, num_embeddings=num_embeddings)
         first_row += len(batch)
 
 
 def _slices(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Stretches of about ``TOKENS_A_BATCH`` tokens, one row at least."""
-    if "input_ids" not in batch.schema.names or not is_list(batch.column("input_ids").type):
-        ends = np.array([len(batch)])
-    else:
-        lengths = pc.list_value_length(batch.column("input_ids")).fill_null(0).to_numpy(zero_copy_only=False)
-        # Rows count as well as tokens, or a million empty ones would be one stretch.
-        ends = np.cumsum(lengths.astype(np.int64) + 1)
+    # Rows count as well as tokens, or a million empty ones would be one stretch.
+    ends = np.arange(1, len(batch) + 1)
+    if "input_ids" in batch.schema.names and is_list(batch.column("input_ids").type):
+        ends += np.cumsum(pc.list_value_length(batch.column("input_ids")).fill_null(0), dtype=np.int64)
     start = 0
     while start < len(batch):
         before = ends[start - 1] if start else 0
@@ -166,8 +157,8 @@ def _index_shard(
     mapped = map_file(file)
     kept, widths = index.starts[-1], ("<i4", "|u1")
     batches = read_arrow(mapped, file=file)
-    for first_row, rows in _checked(batches, shard.file.path, num_embeddings=rules.num_embeddings):
-        entries, dropped = _entries(rows, mapped.address, place=Place(shard.file.path, first_row), rules=rules)
+    for place, rows in _checked(batches, shard.file.path, num_embeddings=rules.num_embeddings):
+        entries, dropped = _entries(rows, mapped.address, place=place, rules=rules)
         for reason, chosen in dropped.items():
             index.dropped[reason] = index.dropped.get(reason, 0) + int(chosen.sum())
         keep = ~np.logical_or.reduce(list(dropped.values()))

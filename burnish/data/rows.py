@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
 from pathlib import Path
@@ -224,11 +224,7 @@ def _hub_splits(path: str, split: str | None) -> dict[str, RawRows]:
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         fix = "check the path, or the id and the split; offline, only datasets in the hub's cache can be had"
         raise DataError(path, f"is no local path, and the hub has nothing for it ({error})", fix=fix) from error
-    parts = {split: found} if split is not None else dict(found)
-    return {
-        str(name): _DatasetRows(part, name=f"{path} {name}", fingerprint=part._fingerprint)
-        for name, part in parts.items()
-    }
+    return _named(path, {split: found} if split is not None else found)
 
 
 def _saved_splits(place: Path) -> dict[str, RawRows]:
@@ -239,10 +235,15 @@ def _saved_splits(place: Path) -> dict[str, RawRows]:
     except (ValueError, OSError, KeyError, pa.ArrowInvalid) as error:
         fix = "save the dataset again"
         raise DataError(str(place), f"is not a whole save_to_disk folder ({error})", fix=fix) from error
-    parts = {"train": saved} if isinstance(saved, datasets.Dataset) else saved
-    fingerprint = "+".join(map(_fingerprint, list_files(place)))
+    content = "+".join(map(_fingerprint, list_files(place)))
+    return _named(str(place), {"train": saved} if isinstance(saved, datasets.Dataset) else saved, content)
+
+
+def _named(path: str, parts: Mapping[Any, Any], content: str = "") -> dict[str, RawRows]:
+    """The ``datasets.Dataset`` of each split; ``datasets`` has fingerprints of its own, not all of the content."""
     return {
-        str(name): _DatasetRows(part, name=f"{place} {name}", fingerprint=fingerprint) for name, part in parts.items()
+        str(name): _DatasetRows(part, name=f"{path} {name}", fingerprint=content or part._fingerprint)
+        for name, part in parts.items()
     }
 
 
@@ -257,15 +258,9 @@ def _local_splits(place: Path) -> dict[str, RawRows]:
     elif "" in by_split:
         names = f"{', '.join(sorted(filter(None, by_split)))}, but not {by_split[''][0].file.path.name}"
         raise DataError(str(place), f"some file names speak of splits: {names}", fix="name the files alike")
-    return {name: _Ranges([_whole(_open_file(shard)) for shard in group]) for name, group in by_split.items()}
-
-
-def _open_file(shard: Shard) -> RawRows:
-    return _JsonRows(shard.file) if shard.format is Format.JSONL else _ParquetRows(shard.file)
-
-
-def _whole(rows: RawRows) -> tuple[RawRows, int, int]:
-    return rows, 0, len(rows)
+    opener = {Format.JSONL: _JsonRows, Format.PARQUET: _ParquetRows}[shards[0].format]
+    opened = {name: [opener(shard.file) for shard in group] for name, group in by_split.items()}
+    return {name: _Ranges([(rows, 0, len(rows)) for rows in group]) for name, group in opened.items()}
 
 
 def _resolve(path: str, spec: str, splits: dict[str, RawRows]) -> RawRows:
