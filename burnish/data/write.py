@@ -156,25 +156,16 @@ class _ShardWriter:
         return _Shard(rows, tokens, targets, dropped, examples, self.tokenizer.notices, checksum)
 
     def _encode(self, numbers: Sequence[int]) -> list[Example | Dropped]:
-        read = [self._read(number) for number in numbers]
-        conversations = [(n, c) for n, c in zip(numbers, read, strict=True) if isinstance(c, Conversation)]
-        encoded = iter(self._encode_batch(conversations))
-        return [each if isinstance(each, Dropped) else next(encoded) for each in read]
-
-    def _read(self, number: int) -> Conversation | Dropped:
         try:
-            return self._reader.read(self._rows[number])
-        except DataError as error:
-            raise self._placed(number, error) from error
-
-    def _encode_batch(self, conversations: Sequence[tuple[int, Conversation]]) -> list[Example | Dropped]:
-        try:
-            return self.tokenizer.encode([conversation for _, conversation in conversations])
+            read = [self._reader.read(self._rows[number]) for number in numbers]
+            conversations = [each for each in read if isinstance(each, Conversation)]
+            encoded = iter(self.tokenizer.encode(conversations))
+            return [each if isinstance(each, Dropped) else next(encoded) for each in read]
         except Exception as error:
             # Which row it was is only known when each is tried by itself.
-            if len(conversations) > 1:
-                return [each for one in conversations for each in self._encode_batch([one])]
-            raise self._placed(conversations[0][0], error) from error
+            if len(numbers) > 1:
+                return [each for number in numbers for each in self._encode([number])]
+            raise self._placed(numbers[0], error) from error
 
     def _placed(self, number: int, error: Exception) -> DataError:
         place = self._rows.describe(number)

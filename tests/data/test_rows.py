@@ -40,10 +40,14 @@ def write(file: Path, data: bytes) -> Path:
         ("a.jsonl.gz", gzip.compress(LINES, mtime=0)),
         ("a.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
         ("a.jsonl.zst", zstandard.compress(LINES)),
+        ("a.jsonl.zst", zstandard.compress(LINES[:50]) + zstandard.compress(LINES[50:])),
+        ("a.jsonl.gz", gzip.compress(LINES[:50], mtime=0) + gzip.compress(LINES[50:], mtime=0)),
         ("a b#%*?[x].jsonl", LINES),
     ],
 )
-def test_json_is_read_in_every_dress(tmp_path, name, data):
+@pytest.mark.parametrize("block", [7, 1 << 22])
+def test_json_is_read_in_every_dress(tmp_path, monkeypatch, name, data, block):
+    monkeypatch.setattr("burnish.data.jsonl.BLOCK", block)
     assert numbers(write(tmp_path / name, data)) == list(range(10))
 
 
@@ -62,6 +66,7 @@ def test_parquet_folders_and_saved_datasets(tmp_path):
     write(tmp_path / "p" / "_skipped.jsonl", b"not json")
     write(tmp_path / "p" / ".hidden" / "x.jsonl", b"not json")
     write(tmp_path / "p" / "README.md", b"#")
+    write(tmp_path / "p" / "dataset_infos.json", b"{}")
     assert numbers(tmp_path / "p") == list(range(10))
     assert open_rows(str(tmp_path / "p"), split=None).describe(7) == f"{tmp_path}/p/b/1.parquet, row 2"
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "s")
@@ -96,6 +101,14 @@ def test_files_named_after_splits_are_told_apart(tmp_path):
     write_jsonl(tmp_path / "data" / "extra.jsonl", ROWS)
     with pytest.raises(DataError, match=r"splits: test, train, but not extra\.jsonl"):
         open_rows(str(tmp_path), split="train")
+
+
+def test_folders_named_after_splits_as_on_the_hub(tmp_path):
+    write_jsonl(tmp_path / "training" / "a.jsonl", ROWS[:6])
+    write_jsonl(tmp_path / "dev" / "a.jsonl", ROWS[6:7])
+    write_jsonl(tmp_path / "eval" / "a.jsonl", ROWS[7:])
+    assert [numbers(tmp_path, split) for split in ("validation", "test")] == [[6], [7, 8, 9]]
+    assert numbers(tmp_path) == list(range(6))
 
 
 def test_a_folder_of_one_split_is_train_whatever_its_name(tmp_path):
