@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -281,8 +282,17 @@ _writers: list[_ShardWriter] = []
 
 
 def _start_worker(rows: RawRows, reader: ChatReader, settings: TokenizerSettings) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
     _writers.append(_ShardWriter(rows, reader, settings))
+
+
+def _end_with_parent() -> None:
+    """A run that is killed must not leave processes behind that tokenize for nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(task: _Task) -> _Shard:
