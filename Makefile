@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # A CPU build of torch is enough here; `make TORCH="torch" ...` takes what your index serves.
 TORCH ?= torch==2.13.0
 
+# Threads that wait give their core up: on a busy machine, spinning ones make a step many times slower.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: quickstart smollm2 test test-slow check docs clean
 
 $(BIN)/burnish: pyproject.toml

@@ -1,0 +1,43 @@
+"""The examples and the README hold what they say."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from burnish.cli.main import COMMANDS
+from tests.house.source import ROOT
+
+
+def make_data(example, monkeypatch):
+    """The module that writes an example's rows."""
+    folder = ROOT / "examples" / example
+    monkeypatch.syspath_prepend(str(folder))
+    spec = importlib.util.spec_from_file_location(f"{example}_make_data", folder / "make_data.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("example", ["quickstart", "smollm2"])
+def test_the_rows_are_those_their_script_writes(example, monkeypatch):
+    made = make_data(example, monkeypatch).make()
+    folder = ROOT / "examples" / example / "data"
+    assert {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir()} == made
+
+
+def test_the_readme_is_short_and_names_every_command():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) < 200
+    built = [name for name, command in COMMANDS.items() if command.run is not None]
+    assert [name for name in built if f"burnish {name}" not in readme] == []
+    assert "make quickstart" in readme
+    assert "make test" in readme
+
+
+def test_the_files_to_read_first_are_there():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for file in ("train/trainer.py", "data/stream.py", "data/batch.py", "models/loss.py", "data/tokenize.py"):
+        assert file in readme
+        assert (ROOT / "burnish" / file).is_file()
