@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 # A CPU build of torch is enough here; `make TORCH="torch" ...` takes what your index serves.
 TORCH ?= torch==2.13.0
 
-# Threads that wait give their core up: on a busy machine, spinning ones make a step many times slower.
-export OMP_WAIT_POLICY ?= PASSIVE
+# Threads that wait for each other spin only briefly: on a busy machine, long spinning makes a step many times slower.
+export GOMP_SPINCOUNT ?= 10000
 
 .PHONY: quickstart smollm2 test test-slow check docs clean
 
