@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# A CPU build of torch is enough here; `make TORCH="torch" ...` takes what your index serves.
+# The version this was tested with; `make TORCH=torch ...` takes the newest.
 TORCH ?= torch==2.13.0
 
 # Threads that wait for each other spin only briefly: on a busy machine, long spinning makes a step many times slower.
