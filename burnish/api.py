@@ -107,8 +107,10 @@ def export(checkpoint: Path, *, out: Path) -> Path:
     """``burnish export``: the weights of a checkpoint as a Hugging Face folder.
 
     Raises:
-        CheckpointError: the checkpoint is missing, incomplete or damaged.
+        CheckpointError: the checkpoint is missing, incomplete or damaged; or ``out`` holds something.
     """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CheckpointError(f"out={out}", "is not empty", fix="name a new folder, or empty this one")
     configure_logging(rank=0)
     verify(checkpoint)
     config = SFTConfig(**json.loads((checkpoint / "config.json").read_text()))

@@ -10,7 +10,7 @@ from typing import Any
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.config import EvalSource, Purpose, SFTConfig, TrainSource, find_problems
 from burnish.config.choices import TrackerName
-from burnish.data.manifest import read_manifest, require_same
+from burnish.data.manifest import MANIFEST_NAME, read_manifest, require_same
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, plan_bins, plan_micro_batches
 from burnish.data.samplers import (
@@ -127,17 +127,20 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
 
 
 def _require_same_tokens(config: SFTConfig, folder: Path) -> None:
-    manifest = read_manifest(folder)
-    if manifest is None:
+    """Compare the manifest of ``folder``, and of every store below it, with the model."""
+    manifests = {file.parent: read_manifest(file.parent) for file in sorted(folder.rglob(MANIFEST_NAME))}
+    if not manifests:
         return
     tokenizer = tokenizer_settings(config).load()
-    require_same(
-        folder,
-        manifest,
-        tokenizer_hash=tokenizer.tokenizer_hash,
-        template_hash=tokenizer.template_hash,
-        vocabulary_size=tokenizer.vocabulary_size,
-    )
+    for place, manifest in manifests.items():
+        assert manifest is not None
+        require_same(
+            place,
+            manifest,
+            tokenizer_hash=tokenizer.tokenizer_hash,
+            template_hash=tokenizer.template_hash,
+            vocabulary_size=tokenizer.vocabulary_size,
+        )
 
 
 def raw_columns(config: SFTConfig) -> dict[str, str | None]:

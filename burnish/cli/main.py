@@ -52,7 +52,11 @@ COMMANDS = {
         first="rows",
         own={"row": "number of the one row to show", "sample": "how many rows, drawn", "html": "page to write instead"},
     ),
-    "eval": Command("evaluate model.path, or the checkpoint resume_from", commands.evaluate, has_json=True),
+    "eval": Command(
+        "evaluate model.path, with the weights of the checkpoint resume_from if one is given",
+        commands.evaluate,
+        has_json=True,
+    ),
     "export": Command(
         "write a checkpoint as a Hugging Face folder",
         commands.export,

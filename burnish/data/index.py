@@ -121,7 +121,7 @@ def _slices(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Stretches of about ``TOKENS_A_BATCH`` tokens, one row at least."""
     # Rows count as well as tokens, or a million empty ones would be one stretch.
     ends = np.arange(1, len(batch) + 1)
-    if "input_ids" in batch.schema.names and is_list(batch.column("input_ids").type):
+    if batch.schema.names.count("input_ids") == 1 and is_list(batch.column("input_ids").type):
         ends += np.cumsum(pc.list_value_length(batch.column("input_ids")).fill_null(0), dtype=np.int64)
     start = 0
     while start < len(batch):

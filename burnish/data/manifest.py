@@ -10,6 +10,8 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "_burnish_manifest.json"
 """Underscore-prefixed, so that no reader of the rows takes it for a shard."""
 
+_TOKENIZE_AGAIN = "tokenize the data again with burnish tokenize"
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -42,11 +44,22 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest in ``folder``; ``None`` when there is none."""
+    """The manifest in ``folder``; ``None`` when there is none.
+
+    Raises:
+        DataError: it is damaged, or of a format that this version does not read.
+    """
     file = folder / MANIFEST_NAME
     if not file.is_file():
         return None
-    return Manifest(**json.loads(file.read_text()))
+    try:
+        manifest = Manifest(**json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
+        raise DataError(str(file), f"is no manifest of a store ({error})", fix=_TOKENIZE_AGAIN) from error
+    if manifest.format_version != FORMAT_VERSION:
+        problem = f"has format {manifest.format_version}; this version reads {FORMAT_VERSION}"
+        raise DataError(str(file), problem, fix=_TOKENIZE_AGAIN)
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -24,6 +24,9 @@ from burnish.errors import DataError
 NUM_VERIFIED = 32
 """Rows of a process whose text is compared with what transformers itself renders."""
 
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of a chat template that are not the user's to set."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
@@ -87,6 +90,9 @@ class ConversationTokenizer:
         self._tokenizer.backend_tokenizer.no_truncation()
         self._tokenizer.backend_tokenizer.no_padding()
         self._sources = {with_tools: self._source(model_path, with_tools) for with_tools in (False, True)}
+        if reserved := sorted(RESERVED & chat_template_kwargs.keys()):
+            where = f"chat_template_kwargs={dict(chat_template_kwargs)}"
+            raise DataError(where, f"{', '.join(reserved)} come from the rows", fix="leave them out")
         self._kwargs = dict(chat_template_kwargs)
         self._finders = self._make_finders()
         self._masker = TokenMasker(self._tokenizer)

@@ -336,3 +336,11 @@ def test_gzip_of_several_members_is_read_whole(tmp_path):
 def test_a_missing_store_is_named(tmp_path):
     with pytest.raises(DataError, match="nowhere: does not exist"):
         open_store(Path(tmp_path / "nowhere"), name="s")
+
+
+def test_a_parquet_column_that_stands_twice_is_named(tmp_path):
+    ids, mask = pa.array([[1, 2, 3]]), pa.array([[0, 1, 1]])
+    table = pa.Table.from_arrays([ids, ids, mask], names=["input_ids", "input_ids", "loss_mask"])
+    pq.write_table(table, tmp_path / "twice.parquet")
+    with pytest.raises(DataError, match=r"twice\.parquet, row 0: has the column input_ids twice"):
+        open_store(tmp_path / "twice.parquet", name="s")

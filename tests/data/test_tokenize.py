@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from burnish.config.choices import Truncation
 from burnish.data import tokenize
 from burnish.data.chat import Dropped
+from burnish.data.tokenize import TokenizerSettings
 from burnish.errors import DataError
 from tests.data.families import FAMILIES, Family
 from tests.data.tokenizing import ALL, CHATML, LAST, encode, load, read, targets_of, text_of
@@ -302,3 +303,9 @@ def test_unknown_words_are_not_taken_for_the_answer(tmp_path):
     example = encode(tokenizer, chat("what", "hello"))
     assert example.loss_mask.tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
     assert encode(tokenizer, chat("hello", "what")).reason == "unproven_span"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_what_the_rows_give_cannot_be_set_for_the_template(model_dir, name):
+    with pytest.raises(DataError, match=f"{name} come from the rows"):
+        TokenizerSettings(str(model_dir), chat_template_kwargs={name: []}).load()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.runs.commands import burnish, metrics
-from tests.toys import chat, row, write_jsonl
+from tests.toys import T3, chat, row, save_model, write_jsonl
 
 CHATS = [chat(f"question {i}", f"answer {i}") for i in range(120)]
 
@@ -99,6 +99,12 @@ def test_tokenized_rows_train_like_the_chats_they_came_from(tmp_path, model_dir,
         trained = burnish("train", *common, data, f"run_name={name}", folder=tmp_path)
         assert trained.returncode == 0, trained.stderr
     raw, store = metrics(tmp_path, "raw"), metrics(tmp_path, "store")
+    save_model(tmp_path / "other", template=T3)
+    for path in (tmp_path / "store", tmp_path):  # also when a folder above it is named
+        other = [f"model.path={tmp_path / 'other'}", f"pretokenized_dataset_paths={path}"]
+        refused = burnish("check", "--json", *other, folder=tmp_path)
+        assert refused.returncode == 2
+        assert "template_hash" in refused.stdout
     assert [raw[s]["train/loss"] for s in raw] == [store[s]["train/loss"] for s in raw]
 
 
@@ -124,5 +130,7 @@ def test_evaluate_and_export_a_checkpoint(tmp_path, model_dir, chats):
     assert json.loads(evaluated.stdout) == {"held": last}
     exported = burnish("export", "ckpt/global_step_3", "out=exported", folder=tmp_path)
     assert exported.returncode == 0, exported.stderr
+    refused = burnish("export", "ckpt/global_step_3", "out=exported", folder=tmp_path)
+    assert (refused.returncode, "is not empty" in refused.stderr) == (2, True)
     again = burnish("eval", "--json", "model.path=exported", *common[1:], folder=tmp_path)
     assert json.loads(again.stdout)["held"]["loss"] == pytest.approx(last["loss"], rel=1e-6)
