@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from burnish.data.encoder import Encoder, Ids
 from burnish.data.example import IntArray
 from burnish.data.frames import UnprovenError
 from burnish.data.template import Span
@@ -20,31 +21,32 @@ METASPACE = "\u2581"
 
 
 class TokenMasker:
-    """Masks for the encodings of one fast tokenizer of transformers."""
+    """Masks for what one fast tokenizer of transformers makes of texts."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, encoder: Encoder) -> None:
         self._tokenizer = tokenizer
+        self._encoder = encoder
         self._normalizer = tokenizer.backend_tokenizer.normalizer
         self._bytes = _token_bytes(tokenizer.backend_tokenizer)
         self._sizes = np.array([len(token) for token in self._bytes], np.int64)
         self.notices: set[str] = set()
         """What a user should know of the rows so far."""
 
-    def mask(self, text: str, spans: Sequence[Span], encoding: Any) -> Mask:
+    def mask(self, text: str, spans: Sequence[Span], ids: Ids) -> Mask:
         """[length] 1 for each token with a character in a span; a token that straddles its start is in.
 
         Args:
             text: what was encoded.
             spans: in order, not overlapping.
-            encoding: of ``text``, from ``tokenizers``.
+            ids: of ``text``.
 
         Raises:
             UnprovenError: where the tokens lie cannot be proven, or one runs past the end of a span into other text.
         """
-        raw, ids = text.encode(), encoding.ids
+        raw = text.encode()
         places = self._proven_places(raw, ids)
         if places is None:
-            return self._mask_by_offsets(text, spans, ids, encoding.offsets)
+            return self._mask_by_offsets(text, spans, ids)
         starts, ends = places
         mask = np.zeros(len(ends), np.uint8)
         for start, stop in _to_bytes(text, spans):
@@ -55,22 +57,22 @@ class TokenMasker:
             mask[first:last] = 1
         return mask
 
-    def _proven_places(self, raw: bytes, ids: Sequence[int]) -> tuple[IntArray, IntArray] | None:
+    def _proven_places(self, raw: bytes, ids: Ids) -> tuple[IntArray, IntArray] | None:
         """Where each token starts and ends in ``raw``; ``None`` unless the tokens' bytes are exactly the text's."""
-        joined = b"".join([self._bytes[i] for i in ids])
+        joined = b"".join(map(self._bytes.__getitem__, ids.tolist()))
         # Some tokenizers put one blank before the text.
         lead = 1 if joined[:1] == b" " and len(joined) == len(raw) + 1 else 0
         if joined[lead:] != raw:
             return None
-        sizes = self._sizes[np.asarray(ids, np.int64)]
+        sizes = self._sizes[ids]
         ends = np.cumsum(sizes) - lead
         return ends - sizes, ends
 
-    def _mask_by_offsets(
-        self, text: str, spans: Sequence[Span], ids: Sequence[int], offsets: Sequence[tuple[int, int]]
-    ) -> Mask:
+    def _mask_by_offsets(self, text: str, spans: Sequence[Span], ids: Ids) -> Mask:
         """For tokenizers that change the text; each masked run is decoded and compared with its span."""
-        edges = np.asarray(offsets, np.int64).reshape(-1, 2)
+        own_ids, edges = self._encoder.encode_with_offsets(text)
+        if not np.array_equal(own_ids, ids):
+            raise UnprovenError("the tokenizer's own engine gives other ids than the faster one")
         # The start of a token's offsets can be cut to its letters; the furthest end so far is never wrong.
         starts, ends = edges[:, 0], np.maximum.accumulate(edges[:, 1])
         mask = np.zeros(len(ends), np.uint8)
@@ -81,7 +83,7 @@ class TokenMasker:
                 self._check_overhang(text[stop : ends[last]])
                 last += 1
             straddles = first < last and bool(starts[first] < start)
-            self._check_decoded(ids[first:last], text[start:stop], straddles=straddles)
+            self._check_decoded(ids[first:last].tolist(), text[start:stop], straddles=straddles)
             mask[first:last] = 1
         return mask
 

@@ -45,6 +45,8 @@ class MarkedTemplate:
         """Compile ``source`` once more, with marks, in the environment of ``plain``."""
         self._plain = plain
         self._numbers: dict[int, int] = {}
+        self.sought = _sought(plain.environment.parse(source))
+        """Words that the template looks for in texts."""
         environment = plain.environment.overlay()
         environment.globals = {**environment.globals, _TURN: self._turn_mark, _LOOP: _loop_mark}
         environment.concat = _concat  # type: ignore[method-assign]
@@ -138,6 +140,20 @@ def _blocks(marks: Iterable[tuple[int, _Mark]]) -> dict[int, list[Span]]:
         if mark.message != _NO_MESSAGE:
             handled[mark.loop] = (mark.message, place)
     return blocks
+
+
+def _sought(tree: nodes.Template) -> tuple[str, ...]:
+    """Arguments of methods such as ``split``, and what stands before ``in`` or has a name, unless it may be a key."""
+    calls = [node for node in tree.find_all(nodes.Call) if isinstance(node.node, nodes.Getattr)]
+    sought = _texts(arg for call in calls for arg in call.args)
+    others = [node.expr for node in tree.find_all(nodes.Compare)] + [node.node for node in tree.find_all(nodes.Assign)]
+    return tuple(sorted(word for word in sought | _texts(others) if not word.isidentifier()))
+
+
+def _texts(found: Iterable[nodes.Node]) -> set[str]:
+    """The texts that are written out; blanks alone are none."""
+    values = {node.value for node in found if isinstance(node, nodes.Const)}
+    return {value for value in values if isinstance(value, str) and value.strip()}
 
 
 class _InsertMarks(NodeTransformer):

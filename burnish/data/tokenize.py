@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from burnish.config.choices import TrainOnWhat, Truncation
 from burnish.data.chat import Conversation, Dropped, DropReason, says_something
+from burnish.data.encoder import Encoder, Ids
 from burnish.data.example import Example, IntArray
 from burnish.data.frames import UnprovenError
 from burnish.data.mask import TokenMasker
@@ -22,7 +21,7 @@ from burnish.data.turns import TurnFinder
 from burnish.errors import DataError
 
 NUM_VERIFIED = 32
-"""Rows of a process whose text is compared with what transformers itself renders."""
+"""First rows of a process whose text is compared with what transformers renders, besides those of a new shape."""
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables of a chat template that are not the user's to set."""
@@ -95,7 +94,8 @@ class ConversationTokenizer:
             raise DataError(where, f"{', '.join(reserved)} come from the rows", fix="leave them out")
         self._kwargs = dict(chat_template_kwargs)
         self._finders = self._make_finders()
-        self._masker = TokenMasker(self._tokenizer)
+        self._encoder = Encoder(self._tokenizer.backend_tokenizer)
+        self._masker = TokenMasker(self._tokenizer, self._encoder)
         self._train_on_what = TrainOnWhat(train_on_what)
         self._max_length = max_length
         self._truncation = Truncation(truncation)
@@ -139,8 +139,13 @@ class ConversationTokenizer:
         """
         found = [self._find(conversation) for conversation in conversations]
         texts = [each[0] for each in found if not isinstance(each, Dropped)]
-        encodings = iter(self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False))
-        return [each if isinstance(each, Dropped) else self._example(*each, next(encodings)) for each in found]
+        ids = iter(self._encoder.encode(texts))
+        return [each if isinstance(each, Dropped) else self._example(*each, next(ids)) for each in found]
+
+    def try_fast_engine(self, conversations: Sequence[Conversation]) -> bool:
+        """Encode with gigatoken from here on, where it is installed and gives the same ids for ``conversations``."""
+        found = [self._find(conversation) for conversation in conversations]
+        return self._encoder.try_fast([each[0] for each in found if not isinstance(each, Dropped)])
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         """The text of ``ids``, special tokens included."""
@@ -156,15 +161,17 @@ class ConversationTokenizer:
         turns = spoken if self._train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES else spoken[-1:]
         finder = self._finders[bool(conversation.tools)]
         try:
-            text, spans = finder.find(conversation, turns=turns)
+            text, spans, is_new = finder.find(conversation, turns=turns)
         except UnprovenError as reason:
             return Dropped(DropReason.UNPROVEN_SPAN, str(reason))
-        self._verify(text, conversation, finder)
+        if is_new or self._num_to_verify > 0:
+            self._num_to_verify -= 1
+            self._verify(text, conversation, finder)
         return text, spans
 
-    def _example(self, text: str, spans: Sequence[Span], encoding: Any) -> Example | Dropped:
+    def _example(self, text: str, spans: Sequence[Span], ids: Ids) -> Example | Dropped:
         try:
-            mask = self._masker.mask(text, spans, encoding)
+            mask = self._masker.mask(text, spans, ids)
         except UnprovenError as reason:
             return Dropped(DropReason.UNPROVEN_SPAN, str(reason))
         length = len(mask)
@@ -174,15 +181,12 @@ class ConversationTokenizer:
                 raise DataError(f"max_length={self._max_length}", f"the row has {length} tokens", fix=fix)
             if self._truncation is Truncation.DROP:
                 return Dropped(DropReason.TOO_LONG, f"{length} tokens")
-        example = Example(np.asarray(encoding.ids, np.int32)[: self._max_length], mask[: self._max_length])
+        example = Example(ids[: self._max_length], mask[: self._max_length])
         if not example.loss_mask[1:].any():
             return Dropped(DropReason.NO_TARGET, f"{length} tokens, no target in the first {len(example.input_ids)}")
         return example
 
     def _verify(self, text: str, conversation: Conversation, finder: TurnFinder) -> None:
-        if self._num_to_verify == 0:
-            return
-        self._num_to_verify -= 1
         messages, tools = finder.prepare(conversation.messages), list(conversation.tools) or None
         expected = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **self._kwargs)
         if text != expected:

@@ -5,12 +5,24 @@ The rule: each span is checked on the conversation itself, and what cannot be pr
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from burnish.data.chat import REASONING_KEYS, Conversation, Message
 from burnish.data.frames import CALL, RESULT, TOOL, USER, Frame, Probe, UnprovenError, learn_frame, only_block
 from burnish.data.template import TEMPLATE_FAULTS, MarkedTemplate, Rendered, Span
+
+MAX_SHAPES = 4096
+"""Shapes of conversations remembered at a time."""
+
+
+class Found(NamedTuple):
+    """A conversation as text, and where in it are the targets."""
+
+    text: str
+    spans: list[Span]
+    is_new: bool
+    """Whether no conversation of this shape was found before."""
 
 
 class TurnFinder:
@@ -30,9 +42,10 @@ class TurnFinder:
         self._variables = dict(variables)
         self._special = re.compile("|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True))) or r"(?!)")
         self._frames: dict[bool, Frame | UnprovenError] = {}
+        self._shapes: dict[Hashable, str] = {}
         self._arguments_as_text = self._wants_text_arguments()
 
-    def find(self, conversation: Conversation, *, turns: Sequence[int]) -> tuple[str, list[Span]]:
+    def find(self, conversation: Conversation, *, turns: Sequence[int]) -> Found:
         """The text of ``conversation`` and the span of each of its messages ``turns``, terminator included.
 
         Raises:
@@ -42,8 +55,8 @@ class TurnFinder:
         messages = self.prepare(conversation.messages)
         frame = self.frame(with_tools=tools is not None)
         rendered = self._render(messages, tools)
-        self._check_words(messages, tools, turns)
-        return rendered.text, [self._span(frame, rendered, messages, turn) for turn in turns]
+        is_new = self._check_shape(messages, tools, turns)
+        return Found(rendered.text, [self._span(frame, rendered, messages, turn) for turn in turns], is_new)
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as the template gets them: plain copies, tool arguments as text where it wants that."""
@@ -94,19 +107,30 @@ class TurnFinder:
             raise UnprovenError(f"message {turn}: the template leaves its content out")
         return start + header, start + close
 
-    def _check_words(self, messages: Sequence[Message], tools: Any, turns: Sequence[int]) -> None:
-        """Render once more with a word of its own inside every text, and see where the words come out."""
-        worded = [_with_words(message, i) for i, message in enumerate(messages)]
-        rendered = self._render(worded, tools)
-        blocks = {turn: only_block(rendered, turn) for turn in turns}
-        for found in re.finditer(r"(?i)qz(\d{6})([cr])zq", rendered.text):
-            owner = int(found[1])
-            for turn, (start, stop) in blocks.items():
-                inside = start <= found.start() < stop
-                if inside and owner != turn:
-                    raise UnprovenError(f"message {turn}: the template writes text of message {owner} into this turn")
-                if not inside and owner == turn and found[2] in "cC":
-                    raise UnprovenError(f"message {turn}: the template writes its text outside its own turn too")
+    def _check_shape(self, messages: Sequence[Message], tools: Any, turns: Sequence[int]) -> bool:
+        """Where the texts of messages come out, tried once for all conversations of this shape; whether this was it.
+
+        A shape is all that a template can tell conversations apart by: roles, which keys there are, which texts are
+        blank, and which of the words that the template looks for are in them.
+        """
+        shape = (*(self._shape(message) for message in messages), bool(tools), *turns)
+        is_new = shape not in self._shapes
+        if is_new:
+            worded = self._render([_with_words(message, i) for i, message in enumerate(messages)], tools)
+            if len(self._shapes) == MAX_SHAPES:
+                self._shapes.clear()
+            self._shapes[shape] = _misplaced_word(worded, turns)
+        if fault := self._shapes[shape]:
+            raise UnprovenError(fault)
+        return is_new
+
+    def _shape(self, message: Message) -> Hashable:
+        return tuple((key, self._look(value) if key != "role" else value) for key, value in message.items())
+
+    def _look(self, value: Any) -> Hashable:
+        if isinstance(value, str):
+            return (not value or value.isspace(), *(word in value for word in self._template.sought))
+        return len(value) if isinstance(value, (list, dict)) else value
 
     def _probe(self, with_tools: bool) -> Probe:
         variables = {**self._variables, "tools": [TOOL] if with_tools else None}
@@ -147,3 +171,20 @@ def _with_words(message: Message, number: int) -> Message:
         if isinstance(text, str) and text.strip():
             marked[key] = text[: len(text) // 2] + word + text[len(text) // 2 :]
     return marked
+
+
+def _misplaced_word(rendered: Rendered, turns: Sequence[int]) -> str:
+    """What is wrong with where the words of ``_with_words`` stand; empty when each is where it belongs."""
+    try:
+        blocks = {turn: only_block(rendered, turn) for turn in turns}
+    except UnprovenError as fault:
+        return str(fault)
+    for found in re.finditer(r"(?i)qz(\d{6})([cr])zq", rendered.text):
+        owner = int(found[1])
+        for turn, (start, stop) in blocks.items():
+            inside = start <= found.start() < stop
+            if inside and owner != turn:
+                return f"message {turn}: the template writes text of message {owner} into this turn"
+            if not inside and owner == turn and found[2] in "cC":
+                return f"message {turn}: the template writes its text outside its own turn too"
+    return ""

@@ -252,8 +252,14 @@ def test_what_transformers_would_render_otherwise_stops_the_run(model_dir, monke
     monkeypatch.setattr(PreTrainedTokenizerFast, "apply_chat_template", lambda *_, **__: "other")
     with pytest.raises(DataError, match="transformers renders 'other' where Burnish renders"):
         tokenizer.encode([read(chat("q", "a"))])
+    monkeypatch.undo()
     monkeypatch.setattr(tokenize, "NUM_VERIFIED", 0)
-    assert len(load(model_dir).encode([read(chat("q", "a"))])) == 1
+    tokenizer = load(model_dir)
+    tokenizer.encode([read(chat("q", "a"))])
+    monkeypatch.setattr(PreTrainedTokenizerFast, "apply_chat_template", lambda *_, **__: "other")
+    assert len(tokenizer.encode([read(chat("Q", "A"))])) == 1, "one of each shape is compared"
+    with pytest.raises(DataError, match="transformers renders 'other'"):
+        tokenizer.encode([read(chat("q", "a", "q", "a"))])
 
 
 def test_template_file_text_and_none(model_dir, tmp_path):
