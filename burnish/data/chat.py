@@ -15,7 +15,15 @@ from burnish.errors import DataError
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Names a message's reasoning goes by; templates read the first, some the second."""
-ALPACA_KEYS = ("instruction", "output")
+SPEAKERS = {
+    **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant"},
+    **{"observation": "tool", "function_response": "tool", "function_call": "assistant"},
+}
+"""Roles by the names that ShareGPT rows have for them; other names are roles themselves."""
+SHAREGPT_NOTICE = "messages of from/value (ShareGPT) are read as role/content"
+ALPACA_KEYS, COMPLETION_KEYS, SHAREGPT_KEY = ("instruction", "output"), ("prompt", "completion"), "conversations"
+TRAIN_KEYS = ("train", "weight")
+"""Names of the flag that keeps an assistant turn from being a target; no chat template sees them."""
 DEFAULT_MESSAGES_KEY, DEFAULT_TOOLS_KEY, DEFAULT_SYSTEM_KEY = "messages", "tools", "system"
 
 Message: TypeAlias = dict[str, Any]
@@ -28,13 +36,15 @@ class Kind(StrEnum):
     """A list of messages."""
     ALPACA = "alpaca"
     """``instruction``, ``input``, ``output``."""
+    COMPLETION = "completion"
+    """``prompt`` and ``completion``, each text or a list of messages."""
 
 
 class DropReason(StrEnum):
     """Why a row cannot be used."""
 
     NO_TARGET = "no_target"
-    """No token of the trained turns is left, or the only one stands at position 0."""
+    """No token of the trained turns is left, the only one stands at position 0, or no turn is to be trained."""
     NO_ASSISTANT = "no_assistant"
     EMPTY_PROMPT = "empty_prompt"
     EMPTY_REPLY = "empty_reply"
@@ -62,6 +72,8 @@ class Conversation:
     tools: tuple[dict[str, Any], ...]
     """Schemas of the tools; empty for none."""
     kind: Kind
+    trainable: tuple[int, ...]
+    """Which messages may be targets: assistant turns, but for those whose ``train`` is false."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,8 @@ class ChatReader:
     tools_key: str
     system_key: str
     nulls_are_padding: bool
+    notices: tuple[str, ...] = ()
+    """What a user should know of how these rows are read."""
 
     def read(self, row: dict[str, Any]) -> Conversation | Dropped:
         """The conversation of ``row``.
@@ -82,27 +96,35 @@ class ChatReader:
         """
         if self.nulls_are_padding:
             row = _without_nulls(row)
-        found = self._alpaca(row) if self.kind is Kind.ALPACA else self._chat(row)
+        found = {Kind.CHAT: self._chat, Kind.ALPACA: self._alpaca, Kind.COMPLETION: self._completion}[self.kind](row)
         if isinstance(found, Dropped):
             return found
         system = row.get(self.system_key)
         if not is_blank(system) and found[0]["role"] not in ("system", "developer"):
             found = [{"role": "system", "content": _text(system, self.system_key)}, *found]
-        last = next((message for message in reversed(found) if message["role"] == "assistant"), None)
-        if last is None:
-            return Dropped(DropReason.NO_ASSISTANT, f"roles {', '.join(message['role'] for message in found)}")
-        if not says_something(last):
+        flags = [_pop_train(message, f"message {i}") for i, message in enumerate(found)]
+        trainable = tuple(i for i, message in enumerate(found) if message["role"] == "assistant" and flags[i])
+        if not trainable:
+            roles = ", ".join(message["role"] for message in found)
+            silent = any(message["role"] == "assistant" for message in found)
+            reason = DropReason.NO_TARGET if silent else DropReason.NO_ASSISTANT
+            return Dropped(reason, f"train is false in all assistant turns of {roles}" if silent else f"roles {roles}")
+        if not says_something(found[trainable[-1]]):
             return Dropped(DropReason.EMPTY_REPLY, "the last assistant turn is empty")
-        return Conversation(tuple(found), self._tools(row.get(self.tools_key)), self.kind)
+        return Conversation(tuple(found), self._tools(row.get(self.tools_key)), self.kind, trainable)
 
     def _chat(self, row: dict[str, Any]) -> list[Message] | Dropped:
-        messages = _parsed(row.get(self.messages_key), self.messages_key)
-        if is_missing(messages) or messages == []:
-            return Dropped(DropReason.NO_ASSISTANT, f"{self.messages_key} is empty")
-        if not isinstance(messages, list):
-            problem = f"is {type(messages).__name__}, not a list of messages"
-            raise DataError(self.messages_key, problem, fix="store a list of {role, content}")
-        return [_message(message, f"message {i}") for i, message in enumerate(messages)]
+        messages = _messages(row.get(self.messages_key), self.messages_key)
+        return messages or Dropped(DropReason.NO_ASSISTANT, f"{self.messages_key} is empty")
+
+    def _completion(self, row: dict[str, Any]) -> list[Message] | Dropped:
+        if is_blank(row.get("prompt")):
+            return Dropped(DropReason.EMPTY_PROMPT, f"prompt is {row.get('prompt')!r}")
+        if is_blank(row.get("completion")):
+            return Dropped(DropReason.EMPTY_REPLY, f"completion is {row.get('completion')!r}")
+        prompt, completion = (_turns(row[key], key, role) for key, role in zip(COMPLETION_KEYS, _SIDES, strict=True))
+        # What the prompt quotes of the assistant is no completion.
+        return [{**m, "train": False} if m["role"] == "assistant" else m for m in prompt] + completion
 
     def _alpaca(self, row: dict[str, Any]) -> list[Message] | Dropped:
         instruction, given, output = row.get("instruction"), row.get("input"), row.get("output")
@@ -126,10 +148,14 @@ class ChatReader:
         return tuple(_tool(tool, self.tools_key) for tool in tools)
 
 
+_SIDES = ("user", "assistant")
+"""Who says a prompt and a completion that are text."""
+
+
 def chat_reader(
     rows: RawRows, *, name: str, messages_key: str | None, tools_key: str | None, system_key: str | None
 ) -> ChatReader:
-    """How to read ``rows``; messages win where a dataset has both kinds.
+    """How to read ``rows``; messages win where a dataset has several kinds.
 
     Args:
         rows: the dataset.
@@ -139,24 +165,25 @@ def chat_reader(
         system_key: the same for the system prompt.
 
     Raises:
-        DataError: a key that is given does not exist, or the rows are of neither kind.
+        DataError: a key that is given does not exist, or the rows are of no kind.
     """
     columns = ", ".join(rows.column_names) or "none"
     for key, column in (("messages_key", messages_key), ("tools_key", tools_key), ("system_key", system_key)):
         if column is not None and not rows.has_column(column):
             raise DataError(name, f"{key}={column!r}, but the columns are {columns}", fix=f"set {key} to one of them")
-    if rows.has_column(messages_key or DEFAULT_MESSAGES_KEY):
-        kind = Kind.CHAT
-    elif all(rows.has_column(column) for column in ALPACA_KEYS):
-        kind = Kind.ALPACA
-    else:
-        raise DataError(name, f"neither chat nor Alpaca rows; the columns are {columns}", fix=_fix_columns(rows))
+    messages = messages_key or next(filter(rows.has_column, (DEFAULT_MESSAGES_KEY, SHAREGPT_KEY)), None)
+    kinds = {Kind.ALPACA: ALPACA_KEYS, Kind.COMPLETION: COMPLETION_KEYS}
+    fitting = [kind for kind, keys in kinds.items() if all(map(rows.has_column, keys))]
+    if not messages and not fitting:
+        raise DataError(name, f"no chat, prompt or Alpaca rows; the columns are {columns}", fix=_fix_columns(rows))
+    first = rows[0].get(messages) if messages and len(rows) else None
     return ChatReader(
-        kind=kind,
-        messages_key=messages_key or DEFAULT_MESSAGES_KEY,
+        kind=Kind.CHAT if messages else fitting[0],
+        messages_key=messages or DEFAULT_MESSAGES_KEY,
         tools_key=tools_key or DEFAULT_TOOLS_KEY,
         system_key=system_key or DEFAULT_SYSTEM_KEY,
         nulls_are_padding=rows.nulls_are_padding,
+        notices=(SHAREGPT_NOTICE,) if isinstance(first, list) and any(map(_is_sharegpt, first)) else (),
     )
 
 
@@ -175,12 +202,30 @@ def is_blank(value: Any) -> bool:
     return is_missing(value) or value == [] or (isinstance(value, str) and not value.strip())
 
 
+def _messages(given: Any, where: str) -> list[Message]:
+    messages = _parsed(given, where)
+    if is_missing(messages):
+        return []
+    if not isinstance(messages, list):
+        raise DataError(where, f"is {type(messages).__name__}, not a list of messages", fix=f"store a list of {_FORM}")
+    return [_message(message, f"message {i}") for i, message in enumerate(messages)]
+
+
+def _turns(given: Any, where: str, role: str) -> list[Message]:
+    """The messages of a prompt or a completion; one of ``role`` where it is text."""
+    return _messages(given, where) if isinstance(given, list) else [{"role": role, "content": _text(given, where)}]
+
+
+_FORM = "{role, content}"
+
+
 def _message(message: Any, where: str) -> Message:
     """With a known role, text content, tool calls with objects as arguments, and no nulls."""
+    if _is_sharegpt(message):
+        message = _from_sharegpt(message)
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         found = ", ".join(message) if isinstance(message, dict) else repr(message)[:80]
-        fix = "store messages as {role, content}" + ("; rename from/value" if "from" in found else "")
-        raise DataError(where, f"a message needs role and content; found {found}", fix=fix)
+        raise DataError(where, f"a message needs role and content; found {found}", fix=f"store messages as {_FORM}")
     if message["role"] not in ROLES:
         raise DataError(where, f"unknown role {message['role']!r}", fix=f"write one of {', '.join(ROLES)}")
     clean = {key: value for key, value in message.items() if not is_missing(value)}
@@ -194,6 +239,31 @@ def _message(message: Any, where: str) -> Message:
     if reasoning is not None:
         clean = {"thinking": reasoning, **clean, "reasoning_content": reasoning}
     return clean
+
+
+def _is_sharegpt(message: Any) -> bool:
+    return isinstance(message, dict) and is_missing(message.get("role")) and isinstance(message.get("from"), str)
+
+
+def _from_sharegpt(message: Message) -> Message:
+    rest = {key: value for key, value in message.items() if key not in ("role", "from", "value")}
+    speaker, value = message["from"], message.get("value")
+    role = SPEAKERS.get(speaker, speaker)
+    if speaker == "function_call":
+        call = _parsed(value, "a function_call")
+        return {**rest, "role": role, "tool_calls": [call] if isinstance(call, dict) else call}
+    return {**rest, "role": role, "content": value}
+
+
+def _pop_train(message: Message, where: str) -> bool:
+    """Whether ``message`` may be a target; its flags are taken out."""
+    flags = {key: message.pop(key) for key in TRAIN_KEYS if key in message}
+    for key, flag in flags.items():
+        if flag not in (0, 1):
+            raise DataError(where, f"{key} is {flag!r}", fix="write true or false, 1 or 0")
+        if key == "train" and flag and message["role"] != "assistant":
+            raise DataError(where, f"train is true in a {message['role']} turn", fix="only assistant turns are trained")
+    return all(flags.values())
 
 
 def _content(content: Any, where: str) -> str:
@@ -275,6 +345,6 @@ def _text(value: Any, where: str) -> str:
 def _fix_columns(rows: RawRows) -> str:
     if rows.has_column("input_ids"):
         return "tokenized rows go into pretokenized_dataset_paths"
-    if rows.has_column("conversations"):
-        return "set messages_key=conversations, with messages of {role, content}"
-    return "store messages ({role, content} each) or instruction, input, output; or set messages_key"
+    return (
+        "store messages ({role, content} each), prompt and completion, or instruction and output; or set messages_key"
+    )

@@ -153,11 +153,8 @@ class ConversationTokenizer:
         return str(self._tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _find(self, conversation: Conversation) -> tuple[str, list[Span]] | Dropped:
-        replies = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        if not replies:
-            return Dropped(DropReason.NO_ASSISTANT, "no assistant turn")
         # An empty turn teaches nothing but to say nothing, so it is no target, wherever it stands.
-        spoken = [turn for turn in replies if says_something(conversation.messages[turn])]
+        spoken = [turn for turn in conversation.trainable if says_something(conversation.messages[turn])]
         turns = spoken if self._train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES else spoken[-1:]
         finder = self._finders[bool(conversation.tools)]
         try:

@@ -29,6 +29,11 @@ def test_the_assistant_first(model_dir):
     assert targets_of(load(model_dir), encode(load(model_dir, what=ALL), row)) == "a0<|im_end|>a1<|im_end|>"
 
 
+def test_from_and_value_are_mapped():
+    row = {"messages": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}
+    assert read(row).messages == read(turns(("user", "hi"), ("assistant", "yo"))).messages
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -52,7 +57,7 @@ def test_an_empty_turn_in_the_middle_is_no_target(model_dir):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": [{"from": "human", "value": "hi"}]}, "message 0: .*role and content; found from, value"),
+        ({"messages": [{"speaker": "human", "value": "hi"}]}, "message 0: .*role and content; found speaker, value"),
         (turns(("Assistant", "x")), "message 0: unknown role 'Assistant'"),
         (turns(U, ("human", "x")), "message 1: unknown role 'human'"),
         (turns(U, (None, "x")), "message 1: a message needs role and content"),

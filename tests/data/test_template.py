@@ -24,8 +24,7 @@ def finder(source, **variables):
 
 def spans(source, row, *, turns=None, **variables):
     found = read(row)
-    replies = [i for i, message in enumerate(found.messages) if message["role"] == "assistant"]
-    text, places, _ = finder(source, **variables).find(found, turns=replies if turns is None else turns)
+    text, places, _ = finder(source, **variables).find(found, turns=found.trainable if turns is None else turns)
     return [text[start:stop] for start, stop in places]
 
 
