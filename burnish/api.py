@@ -7,6 +7,7 @@ from burnish.assemble import (
     build_backend,
     build_checkpointer,
     build_eval_sets,
+    cache_settings,
     open_evals,
     raw_columns,
     require_valid,
@@ -21,7 +22,6 @@ from burnish.inspect import plan
 from burnish.inspect.plan import CheckReport
 from burnish.launch import local
 from burnish.log import configure_logging
-from burnish.storage.cache import cache_root
 from burnish.train.checkpoint import verify
 from burnish.train.evaluation import evaluate as evaluate_sets
 from burnish.train.progress import Progress
@@ -55,29 +55,30 @@ def check(config: SFTConfig) -> CheckReport:
     return plan.check(config)
 
 
-def tokenize(config: SFTConfig, *, out: Path) -> list[Path]:
+def tokenize(config: SFTConfig, *, out: str) -> list[str]:
     """``burnish tokenize``: the training data as stores, one at ``out``, several in folders below it.
 
     Raises:
         BurnishError: there is nothing to tokenize, a row is wrong, or ``out`` is not empty.
     """
     configure_logging(rank=0)
-    require_valid(config, purpose=Purpose.TOKENIZE)
+    card = require_valid(config, purpose=Purpose.TOKENIZE)
     raw = [source for source in config.train_sources if not source.pretokenized]
     if not raw:
         fix = "name chat or Alpaca data in train_datasets"
         raise ConfigError([Problem("train_datasets", config.train_datasets, "holds nothing to tokenize", fix)])
-    folders = [out] if len(raw) == 1 else [out / f"{number}" for number in range(len(raw))]
-    for source, folder in zip(raw, folders, strict=True):
+    places = [out] if len(raw) == 1 else [f"{out.rstrip('/')}/{number}" for number in range(len(raw))]
+    for source, place in zip(raw, places, strict=True):
         write_store(
             source.path,
             split=source.split,
-            tokenizer_settings=tokenizer_settings(config),
+            tokenizer_settings=tokenizer_settings(config, card),
             num_workers=config.num_workers,
-            out=folder,
+            out=place,
+            **cache_settings(config),
             **raw_columns(config),
         )
-    return folders
+    return places
 
 
 def evaluate(config: SFTConfig) -> dict[str, dict[str, float]]:
@@ -137,7 +138,7 @@ def load_from_pretokenized(
     """Open a store of tokenized rows, checked and memory-mapped: ``len``, ``lengths``, ``target_counts``, ``[i]``.
 
     Args:
-        path: file or folder of Parquet, JSON lines, Arrow, or a ``save_to_disk`` folder.
+        path: file or folder of Parquet, JSON lines, Arrow, or a ``save_to_disk`` folder; or its s3:// or gs:// URI.
         max_length: tokens a row keeps at most; ``None`` cuts nothing.
         num_embeddings: rows of the model's embedding, which every id must be below; ``None`` skips that check.
         image_token_id: placeholder of an image; ``None`` skips the check of placeholders.
@@ -151,11 +152,11 @@ def load_from_pretokenized(
     """
     del image_token_id, image_merge_size
     return open_store(
-        Path(path),
+        path,
         name=str(path),
         max_length=max_length,
         num_embeddings=num_embeddings,
-        cache_dir=cache_root(cache_dir),
+        cache_dir=cache_dir,
         force_recache=force_recache,
         disable_cache=disable_cache,
     )

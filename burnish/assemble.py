@@ -10,7 +10,7 @@ from typing import Any
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.config import EvalSource, Purpose, SFTConfig, TrainSource, find_problems
 from burnish.config.choices import TrackerName
-from burnish.data.manifest import MANIFEST_NAME, read_manifest, require_same
+from burnish.data.manifest import Manifest, require_same
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, plan_bins, plan_micro_batches
 from burnish.data.samplers import (
@@ -27,8 +27,8 @@ from burnish.data.write import tokenized_store
 from burnish.errors import ConfigError, DataError, Problem
 from burnish.log import get_logger
 from burnish.models.flops import step_flops
-from burnish.models.load import ModelCard, read_card
-from burnish.storage.cache import cache_root
+from burnish.models.load import ModelCard, bring_model, read_card
+from burnish.storage.cache import Caching
 from burnish.train.cadence import NEVER, Cadence
 from burnish.train.callbacks import Callbacks, load_callback
 from burnish.train.checkpoint import Checkpointer
@@ -48,10 +48,20 @@ def require_valid(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Mod
     """
     if problems := find_problems(config, purpose=purpose):
         raise ConfigError(problems)
-    card = read_card(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    card = model_card(config)
     if problems := model_problems(config, card):
         raise ConfigError(problems)
     return card
+
+
+def model_card(config: SFTConfig) -> ModelCard:
+    """What is known of the model without its weights, which stay in their bucket if they are in one.
+
+    Raises:
+        ConfigError: there is no such model, or it cannot be trained.
+    """
+    folder = bring_model(config.model.path, weights=False, **cache_settings(config))
+    return read_card(folder, trust_remote_code=config.model.trust_remote_code)
 
 
 def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
@@ -63,10 +73,10 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     return problems
 
 
-def tokenizer_settings(config: SFTConfig) -> TokenizerSettings:
+def tokenizer_settings(config: SFTConfig, card: ModelCard) -> TokenizerSettings:
     """What decides the tokens of a raw row."""
     return TokenizerSettings(
-        model_path=config.model.path,
+        model_path=card.path,
         chat_template=config.chat_template,
         chat_template_kwargs=config.chat_template_kwargs,
         trust_remote_code=config.model.trust_remote_code,
@@ -92,31 +102,28 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
     Raises:
         DataError: it is missing, a row is wrong or longer than the model's positions, or no row is left.
     """
-    cache = cache_root(config.cache_dir)
-    if source.pretokenized:
-        folder = Path(source.path)
-        if not config.allow_store_mismatch:
-            _require_same_tokens(config, folder)
-    else:
-        folder = tokenized_store(
-            source.path,
-            split=source.split,
-            tokenizer_settings=tokenizer_settings(config),
-            num_workers=config.num_workers,
-            cache_dir=cache,
-            force_recache=config.force_recache,
-            disable_cache=config.disable_cache,
-            **raw_columns(config),
+    caching = cache_settings(config)
+    place = source.path
+    if not source.pretokenized:
+        place = str(
+            tokenized_store(
+                source.path,
+                split=source.split,
+                tokenizer_settings=tokenizer_settings(config, card),
+                num_workers=config.num_workers,
+                **caching,
+                **raw_columns(config),
+            )
         )
+        caching["force_recache"] = False
     store = open_store(
-        folder,
+        place,
         name=source.name if isinstance(source, EvalSource) else source.path,
         max_length=config.max_length,
         truncation=config.truncation,
         num_embeddings=card.num_embeddings,
-        cache_dir=cache,
-        force_recache=config.force_recache and source.pretokenized,
-        disable_cache=config.disable_cache,
+        admit=None if config.allow_store_mismatch else partial(_require_same_tokens, config, card),
+        **caching,
     )
     longest, positions = int(store.lengths.max()), card.max_position_embeddings
     if positions and longest > positions:
@@ -126,21 +133,25 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
     return store
 
 
-def _require_same_tokens(config: SFTConfig, folder: Path) -> None:
-    """Compare the manifest of ``folder``, and of every store below it, with the model."""
-    manifests = {file.parent: read_manifest(file.parent) for file in sorted(folder.rglob(MANIFEST_NAME))}
-    if not manifests:
-        return
-    tokenizer = tokenizer_settings(config).load()
-    for place, manifest in manifests.items():
-        assert manifest is not None
-        require_same(
-            place,
-            manifest,
-            tokenizer_hash=tokenizer.tokenizer_hash,
-            template_hash=tokenizer.template_hash,
-            vocabulary_size=tokenizer.vocabulary_size,
-        )
+def _require_same_tokens(config: SFTConfig, card: ModelCard, place: str, manifest: Manifest) -> None:
+    """Compare the ``manifest`` of the store at ``place`` with the model."""
+    tokenizer = tokenizer_settings(config, card).load()
+    require_same(
+        place,
+        manifest,
+        tokenizer_hash=tokenizer.tokenizer_hash,
+        template_hash=tokenizer.template_hash,
+        vocabulary_size=tokenizer.vocabulary_size,
+    )
+
+
+def cache_settings(config: SFTConfig) -> Caching:
+    """Where downloads and what is worked out are kept, and whether they are used."""
+    return {
+        "cache_dir": config.cache_dir,
+        "force_recache": config.force_recache,
+        "disable_cache": config.disable_cache,
+    }
 
 
 def raw_columns(config: SFTConfig) -> dict[str, str | None]:
@@ -212,7 +223,7 @@ def build_backend(config: SFTConfig, *, num_steps: int, num_sources: int) -> Fsd
     optimizer = config.optimizer_config
     first_beta, second_beta = optimizer.adam_betas
     return FsdpBackend(
-        model_path=config.model.path,
+        model_path=bring_model(config.model.path, weights=True, **cache_settings(config)),
         dtype=config.model.dtype,
         trust_remote_code=config.model.trust_remote_code,
         chat_template=template_text(config.chat_template) if config.chat_template else None,

@@ -40,12 +40,11 @@ class Request:
             raise ConfigError([Problem(key, self.own.get(key), "is required", f"write {key}=...")])
         return self.own[key]
 
-    def folder(self, key: str) -> Path:
+    def local_path(self, key: str) -> Path:
         """The same as a local path."""
         path = self.required(key)
         if "://" in path:
-            message = "writing to object storage is not built yet"
-            raise ConfigError([Problem(key, path, message, "give a local path")])
+            raise ConfigError([Problem(key, path, "is no local path", "give a local path")])
         return Path(path)
 
     def whole(self, key: str) -> int | None:
@@ -90,14 +89,13 @@ def check(request: Request) -> int:
 
 def tokenize(request: Request) -> int:
     """Write the training data as stores."""
-    out = request.folder("out")
+    out = request.required("out")
     config = request.config(Purpose.TOKENIZE)
     from burnish import api
 
     with _only_result_on_stdout():
-        folders = api.tokenize(config, out=out)
-    for folder in folders:
-        print(folder)
+        places = api.tokenize(config, out=out)
+    print(*places, sep="\n")
     return _DONE
 
 
@@ -107,7 +105,7 @@ def inspect(request: Request) -> int:
         message = "not built yet" if request.first else "is missing"
         raise ConfigError([Problem("inspect", request.first, message, "write burnish inspect rows")])
     row, sample = request.whole("row"), request.whole("sample")
-    html = request.folder("html") if "html" in request.own else None
+    html = request.local_path("html") if "html" in request.own else None
     config = request.config()
     from burnish.inspect.rows import show_rows
 
@@ -134,7 +132,7 @@ def export(request: Request) -> int:
     """Write a checkpoint as a Hugging Face folder."""
     if not request.first:
         raise ConfigError([Problem("CHECKPOINT", None, "is missing", "give the path of a global_step_N folder")])
-    out = request.folder("out")
+    out = request.local_path("out")
     from burnish import api
 
     with _only_result_on_stdout():

@@ -8,7 +8,7 @@ from operator import attrgetter, getitem
 from typing import Any
 
 from burnish.config.choices import Purpose
-from burnish.config.rules_data import data_rules, is_bucket, paths_in
+from burnish.config.rules_data import data_rules, is_bucket
 from burnish.config.rules_devices import device_rules, environment_world
 from burnish.config.rules_loop import loop_rules
 from burnish.config.run import Broken, SFTConfig
@@ -71,7 +71,9 @@ def _refusals(config: SFTConfig, variables: Mapping[str, str]) -> Iterator[Broke
             yield _refusal(key, feature)
     if "placement.num_gpus_per_node" in config.explicit_keys and config.placement.num_gpus_per_node > 1:
         yield _refusal("placement.num_gpus_per_node", "running on several GPUs")
-    yield from (_refusal(key, "object storage") for key, path in paths_in(config) if is_bucket(path))
+    for key in ("ckpt_path", "resume_from", "export_path"):
+        if is_bucket(dict(config)[key]):
+            yield _refusal(key, "saving to object storage")
     world = environment_world(variables)
     if world is not None:
         message = f"the environment makes this one of {world} processes; running as several is not built yet"

@@ -6,11 +6,12 @@ Its rule: what cannot be read whole is an error that names the file.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +20,7 @@ from burnish.data.jsonl import read_jsonl
 from burnish.data.validate import COLUMNS
 from burnish.errors import DataError
 from burnish.log import get_logger
-from burnish.storage.files import File, describe_file, list_files
+from burnish.storage.files import File, is_remote, read_bytes
 
 log = get_logger(__name__)
 
@@ -55,68 +56,90 @@ _ENDS_OF_STREAM = (b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\0")
 """As written since Arrow 0.15, and before."""
 
 
+Fetch: TypeAlias = Callable[[str, Sequence[File]], Path]
+"""The local folder of files that were listed at a place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One file of a store."""
 
     file: File
+    path: Path
+    """Where its bytes are on this machine."""
     format: Format
 
 
-def find_shards(path: Path) -> list[Shard]:
-    """The files of the store at ``path``, in the order of their rows.
+def find_shards(store: str, *, files: Sequence[File], fetch: Fetch) -> list[Shard]:
+    """The shards of ``store``, in the order of their rows, on this machine.
+
+    Args:
+        store: a file or a folder, local or in a bucket.
+        files: what ``list_files`` found there.
+        fetch: brings those that hold rows.
 
     Raises:
         DataError: there is no store, more than one format, or more than one data set.
     """
-    if not path.exists():
-        raise DataError(str(path), "does not exist", fix="give the path of a file or a folder of shards")
-    if (path / "dataset_dict.json").is_file():
-        splits = json.loads((path / "dataset_dict.json").read_text())["splits"]
-        raise _many_data_sets(path, f"is a DatasetDict of the splits {', '.join(splits)}", splits[0])
-    state = json.loads((path / "state.json").read_text()) if (path / "state.json").is_file() else {}
+    names = {file.name: file for file in files}
+    if "dataset_dict.json" in names:
+        splits = json.loads(read_bytes(names["dataset_dict.json"]))["splits"]
+        raise _many_data_sets(store, f"is a DatasetDict of the splits {', '.join(splits)}", splits[0])
+    state = json.loads(read_bytes(names["state.json"])) if "state.json" in names else {}
     if "_data_files" in state:
-        return _saved_to_disk(path, [entry["filename"] for entry in state["_data_files"]])
-    shards = data_files(path, formats=tuple(Format))
-    splits = Counter(split for shard in shards if path.is_dir() and (split := split_of(shard.file.name)))
+        return _on_this_machine(store, _saved_to_disk(store, names, state), fetch)
+    chosen = data_files(store, files=files, formats=tuple(Format))
+    if [file.uri for file in files] != [store]:
+        _warn_of_splits(store, [file for file, _ in chosen])
+    return _on_this_machine(store, chosen, fetch)
+
+
+def _on_this_machine(store: str, chosen: Sequence[tuple[File, Format]], fetch: Fetch) -> list[Shard]:
+    folder = fetch(store, [file for file, _ in chosen])
+    return [Shard(file, folder / file.name, kind) for file, kind in chosen]
+
+
+def _saved_to_disk(store: str, names: Mapping[str, File], state: Mapping[str, Any]) -> list[tuple[File, Format]]:
+    """Only what its state names: caches of a ``map`` may lie beside the rows."""
+    wanted = [entry["filename"] for entry in state["_data_files"]]
+    if missing := [name for name in wanted if name not in names]:
+        fix = "copy the whole folder again"
+        raise DataError(store, f"its state.json names {', '.join(missing)}, which is not there", fix=fix)
+    return [(names[name], Format.ARROW) for name in wanted]
+
+
+def _warn_of_splits(store: str, files: Sequence[File]) -> None:
+    splits = Counter(split for file in files if (split := split_of(file.name)))
     if len(splits) > 1:
         text = ", ".join(f"{name} ({count} file{'s'[: count - 1]})" for name, count in splits.items())
-        log.warning("%s: joins what look like splits: %s; give one split's files a folder of their own", path, text)
-    return shards
+        log.warning("%s: joins what look like splits: %s; give one split's files a folder of their own", store, text)
 
 
-def _saved_to_disk(path: Path, names: list[str]) -> list[Shard]:
-    """Only what its state names: caches of a ``map`` may lie beside the rows."""
-    missing = [name for name in names if not (path / name).is_file()]
-    if missing:
-        fix = "copy the whole folder again"
-        raise DataError(str(path), f"its state.json names {', '.join(missing)}, which is not there", fix=fix)
-    return [Shard(describe_file(path / name, name=name), Format.ARROW) for name in names]
-
-
-def data_files(path: Path, *, formats: Sequence[Format]) -> list[Shard]:
-    """The file at ``path``, or those in the folder in sorted order of their names, that are of one of ``formats``.
+def data_files(store: str, *, files: Sequence[File], formats: Sequence[Format]) -> list[tuple[File, Format]]:
+    """Those of ``files`` that are of one of ``formats``.
 
     Raises:
         DataError: there is none, they are of several formats, or there are data sets in folders of their own.
     """
-    files = [describe_file(path)] if path.is_file() else list_files(path)
+    if not files and (is_remote(store) or not Path(store).exists()):
+        raise DataError(store, "does not exist", fix="give the path of a file or a folder of shards")
     saved = [file.name.removesuffix("/state.json") for file in files if file.name.endswith("/state.json")]
     if saved:
-        raise _many_data_sets(path, f"holds the save_to_disk data sets {', '.join(saved)}", saved[0])
-    rows = files if path.is_file() else [file for file in files if Path(file.name).name not in _SIDECARS]
-    shards = [Shard(file, kind) for file in rows for kind in formats if file.name.lower().endswith(SUFFIXES[kind])]
-    counts = Counter(shard.format for shard in shards)
+        raise _many_data_sets(store, f"holds the save_to_disk data sets {', '.join(saved)}", saved[0])
+    is_file = [file.uri for file in files] == [store]
+    rows = files if is_file else [file for file in files if Path(file.name).name not in _SIDECARS]
+    chosen = [(file, kind) for file in rows for kind in formats if file.name.lower().endswith(SUFFIXES[kind])]
+    counts = Counter(kind for _, kind in chosen)
     if len(counts) > 1:
         text = " and ".join(f"{count} {kind} file{'s'[: count - 1]}" for kind, count in sorted(counts.items()))
-        raise DataError(str(path), f"mixes formats: {text}", fix="keep one format a folder")
-    if not shards:
+        raise DataError(store, f"mixes formats: {text}", fix="keep one format a folder")
+    if not chosen:
         others = Counter(Path(file.name).suffix or file.name for file in files)
         text = ", ".join(f"{count} {suffix}" for suffix, count in sorted(others.items())) or "no file at all"
         known = ", ".join(f"{kind} ({' '.join(SUFFIXES[kind])})" for kind in formats)
-        problem = "is none of the formats that are read" if path.is_file() else f"holds no rows ({text})"
-        raise DataError(str(path), problem, fix=f"store rows as {known} or a save_to_disk folder")
-    return shards
+        problem = "is none of the formats that are read" if is_file else f"holds no rows ({text})"
+        raise DataError(store, problem, fix=f"store rows as {known} or a save_to_disk folder")
+    return chosen
 
 
 def split_of(name: str) -> str:
@@ -125,8 +148,8 @@ def split_of(name: str) -> str:
     return next((_SPLITS[word] for word in reversed(words) if word in _SPLITS), "")
 
 
-def _many_data_sets(path: Path, problem: str, first: str) -> DataError:
-    return DataError(str(path), f"{problem}, not one data set", fix=f"give the folder of one, such as {path / first}")
+def _many_data_sets(store: str, problem: str, first: str) -> DataError:
+    return DataError(store, f"{problem}, not one data set", fix=f"give the folder of one, such as {store}/{first}")
 
 
 def read_shard(shard: Shard) -> Iterator[pa.RecordBatch]:
@@ -136,10 +159,20 @@ def read_shard(shard: Shard) -> Iterator[pa.RecordBatch]:
         DataError: the file is damaged or cut short.
     """
     if shard.format is Format.JSONL:
-        return read_jsonl(shard.file.path)
+        return read_jsonl(shard.path)
     if shard.format is Format.PARQUET:
-        return _read_parquet(shard.file.path)
-    return read_arrow(map_file(shard.file.path), file=shard.file.path)
+        return _read_parquet(shard.path)
+    return read_arrow(map_file(shard.path), file=shard.path)
+
+
+@contextmanager
+def source_named(shard: Shard) -> Iterator[None]:
+    """Errors that name the local copy of ``shard`` name the shard itself."""
+    try:
+        yield
+    except DataError as error:
+        where = error.where.replace(str(shard.path), shard.file.uri)
+        raise DataError(where, error.problem, fix=error.fix) from error
 
 
 @contextmanager

@@ -17,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+import xxhash
 from numpy.typing import NDArray
 
 from burnish.config.choices import Truncation
-from burnish.data.formats import TOKENS_A_BATCH, Format, Shard, map_file, read_arrow, read_shard
+from burnish.data.example import IntArray
+from burnish.data.formats import TOKENS_A_BATCH, Format, Shard, map_file, read_arrow, read_shard, source_named
 from burnish.data.validate import Place, Rows, check_rows, is_list
 
 ROWS_FILE = "files.json"
@@ -63,24 +65,25 @@ def convert_shards(shards: Sequence[Shard], folder: Path) -> None:
     """Write the shards that cannot be sliced in place as Arrow files into ``folder``; ``ROWS_FILE`` names them."""
     names: list[str | None] = []
     for number, shard in enumerate(shards):
-        names.append(None if _is_plain(shard) else f"{number:06d}.arrow")
-        if names[-1]:
-            _convert(shard, folder / names[-1])
+        with source_named(shard):
+            names.append(None if _is_plain(shard) else f"{number:06d}.arrow")
+            if names[-1]:
+                _convert(shard, folder / names[-1])
     (folder / ROWS_FILE).write_text(json.dumps(names))
 
 
 def arrow_files(shards: Sequence[Shard], folder: Path) -> list[Path]:
     """For each shard the Arrow file that holds its rows: its own, or the one in ``folder``."""
     names = json.loads((folder / ROWS_FILE).read_text())
-    return [folder / name if name else shard.file.path for shard, name in zip(shards, names, strict=True)]
+    return [folder / name if name else shard.path for shard, name in zip(shards, names, strict=True)]
 
 
 def _is_plain(shard: Shard) -> bool:
     """Whether every list of integers lies in the mapped file as it is: not compressed, not boolean, not coded."""
     if shard.format is not Format.ARROW:
         return False
-    mapped = map_file(shard.file.path)
-    for batch in read_arrow(mapped, file=shard.file.path):
+    mapped = map_file(shard.path)
+    for batch in read_arrow(mapped, file=shard.path):
         for name in ("input_ids", "loss_mask"):
             if name not in batch.schema.names or not is_list(batch.column(name).type):
                 return True  # nothing to convert: the check will name it
@@ -95,8 +98,8 @@ def _is_plain(shard: Shard) -> bool:
 def _convert(shard: Shard, target: Path) -> None:
     with ExitStack() as stack:
         writer = None
-        for _, rows in _checked(read_shard(shard), shard.file.path, num_embeddings=None):
-            columns = {"input_ids": rows.input_ids, "loss_mask": rows.loss_mask.astype(np.uint8, copy=False)}
+        for _, rows in _checked(read_shard(shard), shard.path, num_embeddings=None):
+            columns = {"input_ids": rows.input_ids, "loss_mask": _as_bytes(rows.loss_mask)}
             lists = {name: pa.LargeListArray.from_arrays(rows.offsets, values) for name, values in columns.items()}
             batch = pa.RecordBatch.from_pydict(lists)
             writer = writer or stack.enter_context(pa.ipc.new_file(str(target), batch.schema))
@@ -137,11 +140,12 @@ def build_index(shards: Sequence[Shard], files: Sequence[Path], folder: Path, *,
     Raises:
         DataError: a row is not what a store holds; or is too long where that is to be an error.
     """
-    index, digest = Index(), hashlib.sha256()
+    index, digest = Index(), _Digest()
     with ExitStack() as stack:
-        outputs = {name: stack.enter_context((folder / name).open("wb")) for name in FIELDS}
+        outputs = {name: stack.enter_context((folder / name).open("wb", 1 << 18)) for name in FIELDS}
         for shard, file in zip(shards, files, strict=True):
-            _index_shard(shard, file, outputs, index=index, digest=digest, rules=rules)
+            with source_named(shard):
+                _index_shard(shard, file, outputs, index=index, digest=digest, rules=rules)
     index.digest = digest.hexdigest()
     (folder / INDEX_FILE).write_text(json.dumps(asdict(index)))
 
@@ -152,20 +156,19 @@ def read_index(folder: Path) -> Index:
 
 
 def _index_shard(
-    shard: Shard, file: Path, outputs: Mapping[str, IO[bytes]], *, index: Index, digest: Any, rules: Rules
+    shard: Shard, file: Path, outputs: Mapping[str, IO[bytes]], *, index: Index, digest: "_Digest", rules: Rules
 ) -> None:
     mapped = map_file(file)
     kept, widths = index.starts[-1], ("<i4", "|u1")
     batches = read_arrow(mapped, file=file)
-    for place, rows in _checked(batches, shard.file.path, num_embeddings=rules.num_embeddings):
+    for place, rows in _checked(batches, shard.path, num_embeddings=rules.num_embeddings):
         entries, dropped = _entries(rows, mapped.address, place=place, rules=rules)
         for reason, chosen in dropped.items():
             index.dropped[reason] = index.dropped.get(reason, 0) + int(chosen.sum())
         keep = ~np.logical_or.reduce(list(dropped.values()))
         for name, dtype in FIELDS.items():
             outputs[name].write(entries[name][keep].astype(dtype).tobytes())
-        seen = np.stack([entries["length"], entries["targets"], _content(rows)], axis=1, dtype="<u8", casting="unsafe")
-        digest.update(seen[keep].tobytes())
+        digest.update(rows, keep, sizes=np.stack([entries["length"], entries["targets"]], axis=1, dtype=np.int64))
         index.rows += len(keep)
         index.tokens += int(entries["length"][keep].sum())
         index.targets += int(entries["targets"][keep].sum())
@@ -188,25 +191,51 @@ def _entries(
     if rules.truncation is Truncation.RIGHT and rules.max_length:
         lengths = np.minimum(lengths, rules.max_length)
         too_long = np.zeros(len(lengths), np.bool_)
-    sums = np.concatenate([[0], np.cumsum(rows.loss_mask, dtype=np.int64)])
-    # Nothing stands before position 0 to predict it from.
-    targets = sums[starts + lengths] - sums[starts + np.minimum(lengths, 1)]
     entries = {
         "row": place.first_row + np.arange(len(lengths)),
         "ids_at": rows.input_ids.ctypes.data - base + starts * rows.input_ids.itemsize,
         "mask_at": rows.loss_mask.ctypes.data - base + starts * rows.loss_mask.itemsize,
         "length": lengths,
-        "targets": targets,
+        "targets": _count_targets(rows.loss_mask, starts, lengths),
     }
-    return entries, {"too_long": too_long, "no_target": ~too_long & (targets == 0)}
+    return entries, {"too_long": too_long, "no_target": ~too_long & (entries["targets"] == 0)}
 
 
-def _content(rows: Rows) -> NDArray[np.uint64]:
-    """[rows] a checksum of each row's tokens, masks and their places (Fletcher 1982, modulo 2**64), equal in any width."""
-    values = rows.input_ids.astype(np.uint64) * 2 + rows.loss_mask.astype(np.uint64)
-    once = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values)])
-    twice = np.concatenate([np.zeros(1, np.uint64), np.cumsum(once[1:])])
-    starts, ends = rows.offsets[:-1], rows.offsets[1:]
-    # once[k] sums the values before k, so this sums value * (number of places from it to the row's end).
-    content: NDArray[np.uint64] = twice[ends] - twice[starts] - (ends - starts).astype(np.uint64) * once[starts]
-    return content
+def _count_targets(mask: IntArray, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[rows] the ones after position 0: nothing stands before it to predict it from."""
+    targets = np.zeros(len(starts), np.int64)
+    some = np.flatnonzero(lengths > 1)
+    edges = np.stack([starts[some] + 1, starts[some] + lengths[some]], axis=1).ravel()
+    if len(edges):
+        # Sums from each edge to the next; every other one lies between two rows.
+        last = len(edges) - (edges[-1] == len(mask))
+        targets[some] = np.add.reduceat(_as_bytes(mask), edges[:last], dtype=np.int32)[::2]
+    return targets
+
+
+def _as_bytes(mask: IntArray) -> NDArray[np.uint8]:
+    return mask.view(np.uint8) if mask.itemsize == 1 else mask.astype(np.uint8)
+
+
+class _Digest:
+    """Of the rows' tokens, masks and sizes; the same in any integer width and however they are cut into batches."""
+
+    def __init__(self) -> None:
+        self._ids, self._large_ids, self._mask, self._sizes = (xxhash.xxh3_128() for _ in range(4))
+        self._tokens = 0
+
+    def update(self, rows: Rows, keep: NDArray[np.bool_], *, sizes: NDArray[np.int64]) -> None:
+        """Add the rows to ``keep``, with ``sizes`` [rows, any] that count too."""
+        self._sizes.update(np.column_stack([np.diff(rows.offsets), sizes])[keep])
+        for start, stop in np.flatnonzero(np.diff(keep, prepend=False, append=False)).reshape(-1, 2):
+            tokens = slice(rows.offsets[start], rows.offsets[stop])
+            ids = rows.input_ids[tokens]
+            self._ids.update(ids.view(np.uint32) if ids.itemsize == 4 else ids.astype(np.uint32))
+            if ids.itemsize > 4 and len(large := np.flatnonzero(ids >> 32)):
+                self._large_ids.update(np.stack([self._tokens + large, ids[large]], axis=1, dtype=np.int64))
+            self._mask.update(_as_bytes(rows.loss_mask[tokens]))
+            self._tokens += len(ids)
+
+    def hexdigest(self) -> str:
+        parts = (self._ids, self._large_ids, self._mask, self._sizes)
+        return hashlib.sha256("".join(part.hexdigest() for part in parts).encode()).hexdigest()

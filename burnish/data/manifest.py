@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from burnish.errors import DataError
+from burnish.storage.files import File, read_bytes
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "_burnish_manifest.json"
@@ -43,22 +44,19 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
 
-def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest in ``folder``; ``None`` when there is none.
+def read_manifest(file: File) -> Manifest:
+    """The manifest that ``file`` holds.
 
     Raises:
         DataError: it is damaged, or of a format that this version does not read.
     """
-    file = folder / MANIFEST_NAME
-    if not file.is_file():
-        return None
     try:
-        manifest = Manifest(**json.loads(file.read_text()))
+        manifest = Manifest(**json.loads(read_bytes(file)))
     except (ValueError, TypeError) as error:
-        raise DataError(str(file), f"is no manifest of a store ({error})", fix=_TOKENIZE_AGAIN) from error
+        raise DataError(file.uri, f"is no manifest of a store ({error})", fix=_TOKENIZE_AGAIN) from error
     if manifest.format_version != FORMAT_VERSION:
         problem = f"has format {manifest.format_version}; this version reads {FORMAT_VERSION}"
-        raise DataError(str(file), problem, fix=_TOKENIZE_AGAIN)
+        raise DataError(file.uri, problem, fix=_TOKENIZE_AGAIN)
     return manifest
 
 
@@ -68,7 +66,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def require_same(
-    folder: Path, manifest: Manifest, *, tokenizer_hash: str, template_hash: str, vocabulary_size: int
+    store: str, manifest: Manifest, *, tokenizer_hash: str, template_hash: str, vocabulary_size: int
 ) -> None:
     """Refuse a store that was tokenized with another tokenizer or chat template than the model's.
 
@@ -80,13 +78,11 @@ def require_same(
         "template_hash": template_hash,
         "vocabulary_size": vocabulary_size,
     }
-    store = {key: value for key, value in asdict(manifest).items() if key in model}
-    differing = [
-        f"{key} {store[key]} in the store, {model[key]} of the model" for key in model if store[key] != model[key]
-    ]
+    its = {key: value for key, value in asdict(manifest).items() if key in model}
+    differing = [f"{key} {its[key]} in the store, {model[key]} of the model" for key in model if its[key] != model[key]]
     if differing:
         raise DataError(
-            str(folder),
+            store,
             "was tokenized for another model: " + "; ".join(differing),
             fix="tokenize it again for this model, or write allow_store_mismatch=true if you know that the ids agree",
         )

@@ -1,4 +1,4 @@
-"""Raw rows of a dataset, wherever it lies: JSON lines, Parquet, ``save_to_disk``, the hub.
+"""Raw rows of a dataset, wherever it lies: JSON lines, Parquet, ``save_to_disk``, a bucket, the hub.
 
 The rule: a row is what its file says. JSON is read as JSON, never through a table that would invent keys.
 """
@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from burnish.data.formats import SUFFIXES, Format, Shard, damage_named, data_files, split_of
+from burnish.data.formats import SUFFIXES, Fetch, Format, Shard, damage_named, data_files, source_named, split_of
 from burnish.data.jsonl import BLANK, mappable_lines
 from burnish.errors import DataError
-from burnish.storage.files import File, list_files
+from burnish.storage.files import File, canonical, file_digest, is_remote, list_files
 
 
 class RawRows(ABC):
@@ -58,22 +58,24 @@ class RawRows(ABC):
         return name in self.column_names
 
 
-def open_rows(path: str, *, split: str | None) -> RawRows:
-    """The raw rows of ``path``: a local file or folder, or else a dataset id of the hub.
+def open_rows(path: str, *, split: str | None, fetch: Fetch) -> RawRows:
+    """The raw rows of ``path``: a file or folder, local or in a bucket, or else a dataset id of the hub.
 
     Args:
         path: JSON lines or a JSON array (also .gz, .zst), Parquet, a folder of one of these, a ``save_to_disk`` folder,
             or a hub id.
-        split: as in ``datasets``, such as ``train[:100]``; ``None`` is the only split, or ``train``. Local files
+        split: as in ``datasets``, such as ``train[:100]``; ``None`` is the only split, or ``train``. Files
             are ``train`` unless their names speak of several splits.
+        fetch: brings files of a bucket to this machine.
 
     Raises:
         DataError: nothing is there, it cannot be read, or it has no such split.
+        StorageError: a bucket cannot be read.
     """
-    place = Path(path)
-    if place.exists():
-        saved = (place / "dataset_dict.json").is_file() or (place / "dataset_info.json").is_file()
-        splits = _saved_splits(place) if saved else _local_splits(place)
+    if is_remote(path) or Path(path).exists():
+        files = list_files(path)
+        saved = {"dataset_dict.json", "dataset_info.json"} & {file.name for file in files}
+        splits = (_saved_splits if saved else _file_splits)(canonical(path), files, fetch)
     else:
         splits = _hub_splits(path, split)
         if split is not None:
@@ -121,9 +123,10 @@ class _JsonRows(RawRows):
 
     nulls_are_padding = False
 
-    def __init__(self, file: File) -> None:
-        self._file = file.path
-        self._lines, self._word = mappable_lines(file.path)
+    def __init__(self, shard: Shard) -> None:
+        self._uri = shard.file.uri
+        with source_named(shard):
+            self._lines, self._word = mappable_lines(shard.path)
         self._map: mmap.mmap | None = None
         starts, end = [], 0
         with self._lines.open("rb") as lines:
@@ -132,9 +135,9 @@ class _JsonRows(RawRows):
                     starts.append(end)
                 end += len(line)
         if end == 0:
-            raise DataError(str(file.path), "is empty", fix="write it again, or take it out of the dataset")
+            raise DataError(self._uri, "is empty", fix="write it again, or take it out of the dataset")
         self._starts = np.array(starts, np.int64)
-        super().__init__(fingerprint=_fingerprint(file), column_names=self[0] if starts else ())
+        super().__init__(fingerprint=_fingerprint(shard.file.name, shard.path), column_names=self[0] if starts else ())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_map": None}
@@ -155,7 +158,7 @@ class _JsonRows(RawRows):
 
     def describe(self, index: int) -> str:
         number = self._data[: self._starts[index]].count(b"\n") + 1
-        return f"{self._file}, {self._word} {number}"
+        return f"{self._uri}, {self._word} {number}"
 
     def has_column(self, name: str) -> bool:
         spellings = (json.dumps(name).encode(), json.dumps(name, ensure_ascii=False).encode())
@@ -175,11 +178,12 @@ class _JsonRows(RawRows):
 class _ParquetRows(RawRows):
     """A file whose row groups are each read as a whole: cheap in order, dear at random."""
 
-    def __init__(self, file: File) -> None:
-        self._file = file
-        with damage_named(file.path), pq.ParquetFile(file.path) as parquet:
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        with source_named(shard), damage_named(shard.path), pq.ParquetFile(shard.path) as parquet:
             groups = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
-            super().__init__(fingerprint=_fingerprint(file), column_names=parquet.schema_arrow.names)
+            columns = parquet.schema_arrow.names
+        super().__init__(fingerprint=_fingerprint(shard.file.name, shard.path), column_names=columns)
         self._ends: list[int] = [0, *accumulate(groups)]
 
     def __len__(self) -> int:
@@ -187,11 +191,11 @@ class _ParquetRows(RawRows):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         group = bisect_right(self._ends, index) - 1
-        row = _row_group(self._file, group).slice(index - self._ends[group], 1)
+        row = _row_group(self._shard, group).slice(index - self._ends[group], 1)
         return cast(dict[str, Any], row.to_pylist()[0])
 
     def describe(self, index: int) -> str:
-        return f"{self._file.path}, row {index}"
+        return f"{self._shard.file.uri}, row {index}"
 
 
 class _DatasetRows(RawRows):
@@ -227,16 +231,17 @@ def _hub_splits(path: str, split: str | None) -> dict[str, RawRows]:
     return _named(path, {split: found} if split is not None else found)
 
 
-def _saved_splits(place: Path) -> dict[str, RawRows]:
+def _saved_splits(place: str, files: Sequence[File], fetch: Fetch) -> dict[str, RawRows]:
     import datasets
 
+    folder = fetch(place, files)
     try:
-        saved = datasets.load_from_disk(str(place))
+        saved = datasets.load_from_disk(str(folder))
     except (ValueError, OSError, KeyError, pa.ArrowInvalid) as error:
         fix = "save the dataset again"
-        raise DataError(str(place), f"is not a whole save_to_disk folder ({error})", fix=fix) from error
-    content = "+".join(map(_fingerprint, list_files(place)))
-    return _named(str(place), {"train": saved} if isinstance(saved, datasets.Dataset) else saved, content)
+        raise DataError(place, f"is not a whole save_to_disk folder ({error})", fix=fix) from error
+    content = "+".join(_fingerprint(file.name, folder / file.name) for file in files)
+    return _named(place, {"train": saved} if isinstance(saved, datasets.Dataset) else saved, content)
 
 
 def _named(path: str, parts: Mapping[Any, Any], content: str = "") -> dict[str, RawRows]:
@@ -247,19 +252,20 @@ def _named(path: str, parts: Mapping[Any, Any], content: str = "") -> dict[str, 
     }
 
 
-def _local_splits(place: Path) -> dict[str, RawRows]:
+def _file_splits(place: str, files: Sequence[File], fetch: Fetch) -> dict[str, RawRows]:
     """All splits at ``place`` by name."""
-    shards = data_files(place, formats=(Format.JSONL, Format.PARQUET))
+    chosen = data_files(place, files=files, formats=(Format.JSONL, Format.PARQUET))
     by_split: dict[str, list[Shard]] = defaultdict(list)
-    for shard in shards:
-        by_split[split_of(shard.file.name)].append(shard)
+    folder = fetch(place, [file for file, _ in chosen])
+    for file, kind in chosen:
+        by_split[split_of(file.name)].append(Shard(file, folder / file.name, kind))
     if len(by_split) == 1:
-        by_split = {"train": shards}
+        by_split = {"train": next(iter(by_split.values()))}
     elif "" in by_split:
-        names = f"{', '.join(sorted(filter(None, by_split)))}, but not {by_split[''][0].file.path.name}"
-        raise DataError(str(place), f"some file names speak of splits: {names}", fix="name the files alike")
-    opener = {Format.JSONL: _JsonRows, Format.PARQUET: _ParquetRows}[shards[0].format]
-    opened = {name: [opener(shard.file) for shard in group] for name, group in by_split.items()}
+        names = f"{', '.join(sorted(filter(None, by_split)))}, but not {by_split[''][0].path.name}"
+        raise DataError(place, f"some file names speak of splits: {names}", fix="name the files alike")
+    opener = {Format.JSONL: _JsonRows, Format.PARQUET: _ParquetRows}[chosen[0][1]]
+    opened = {name: [opener(shard) for shard in group] for name, group in by_split.items()}
     return {name: _Ranges([(rows, 0, len(rows)) for rows in group]) for name, group in opened.items()}
 
 
@@ -275,12 +281,11 @@ def _resolve(path: str, spec: str, splits: dict[str, RawRows]) -> RawRows:
 
 
 @lru_cache(maxsize=1)
-def _row_group(file: File, group: int) -> pa.Table:
-    with damage_named(file.path), pq.ParquetFile(file.path, memory_map=True) as parquet:
+def _row_group(shard: Shard, group: int) -> pa.Table:
+    with source_named(shard), damage_named(shard.path), pq.ParquetFile(shard.path, memory_map=True) as parquet:
         return parquet.read_row_group(group)
 
 
-def _fingerprint(file: File) -> str:
+def _fingerprint(name: str, path: Path) -> str:
     """Of name and content, not of times: a file replaced within a second is another file."""
-    with file.path.open("rb") as stream:
-        return f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
+    return f"{name} {file_digest(path, 'sha256')}"

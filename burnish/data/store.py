@@ -7,7 +7,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,16 @@ from burnish.config.choices import Truncation
 from burnish.data.example import Example, IntArray
 from burnish.data.formats import Shard, find_shards, map_file
 from burnish.data.index import FIELDS, Index, Rules, arrow_files, build_index, convert_shards, read_index
-from burnish.data.manifest import read_manifest
+from burnish.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from burnish.errors import DataError
 from burnish.log import get_logger
-from burnish.storage.cache import cache_root, private_folder, publish_once
-from burnish.storage.files import describe_file
+from burnish.storage.cache import Caching, cache_root, private_folder, publish_once
+from burnish.storage.files import canonical, describe_file, file_digest, is_remote, list_files
+from burnish.storage.transfer import fetch
 
 log = get_logger(__name__)
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 """Raise it when what is kept in the cache changes, or what a row has to be."""
 
 
@@ -46,47 +47,84 @@ class StoreReport:
 
 
 def open_store(
-    path: Path,
+    path: str | Path,
     *,
     name: str,
     max_length: int | None = None,
     truncation: Truncation = Truncation.RIGHT,
     num_embeddings: int | None = None,
-    cache_dir: Path | None = None,
+    admit: Callable[[str, Manifest], None] | None = None,
+    cache_dir: str | Path | None = None,
     force_recache: bool = False,
     disable_cache: bool = False,
 ) -> "Store":
     """The rows at ``path``, all checked; the second opening of the same files reads only what the first worked out.
 
     Args:
-        path: a file, a folder of shards, or a ``save_to_disk`` folder.
+        path: a file, a folder of shards, or a ``save_to_disk`` folder; local, or the URI of one in a bucket.
         name: what messages and metrics call it.
         max_length: tokens a row has at most; ``None`` for any number.
         truncation: what happens to a longer row.
         num_embeddings: rows of the model's embedding; ``None`` lets any id pass.
-        cache_dir: where conversions and indices are kept; ``None`` is the user's cache.
-        force_recache: work everything out anew.
+        admit: called with place and manifest of each store that has one, before any row is fetched.
+        cache_dir: where downloads, conversions and indices are kept; ``None`` is the user's cache.
+        force_recache: fetch and work everything out anew.
         disable_cache: keep nothing beyond this process.
 
     Raises:
         DataError: there is no store, a file is damaged, a row is not what a store holds, or no row is left.
     """
-    shards = find_shards(path)
+    place = canonical(path)
+    caching = Caching(cache_dir=cache_dir, force_recache=force_recache, disable_cache=disable_cache)
+    shards, manifests = _bring_shards(place, admit=admit, caching=caching)
     root = private_folder() if disable_cache else cache_root(cache_dir)
     identities = [[shard.file.name, shard.file.identity] for shard in shards]
-    home = root / "stores" / _digest([CACHE_VERSION, str(path.absolute()), identities])
-    converted = publish_once(home / "rows", build=partial(convert_shards, shards), force=force_recache)
-    files = arrow_files(shards, converted)
+    where = place if is_remote(place) else str(Path(place).absolute())
+    home = root / "stores" / _digest([CACHE_VERSION, where, identities])
+    convert = partial(_convert, shards, checksums=_checksums(manifests))
+    converted = publish_once(home / "rows", build=convert, force=force_recache)
+    arrows = arrow_files(shards, converted)
     rules = Rules(max_length, truncation, num_embeddings)
     # Byte addresses are those of one generation of converted files.
-    key = _digest([asdict(rules), [describe_file(file).identity for file in files]])
-    build = partial(build_index, shards, files, rules=rules)
-    folder = publish_once(home / f"index-{key}", build=build, force=force_recache)
-    if any(describe_file(shard.file.path, name=shard.file.name) != shard.file for shard in shards):
-        raise DataError(str(path), "was changed while it was read", fix="start again when it is written")
-    index = read_index(folder)
-    report = _make_report(name, path, index)
-    return Store(report, shards=shards, files=files, index=index, folder=folder)
+    key = _digest([asdict(rules), [describe_file(file).identity for file in arrows]])
+    build = partial(build_index, shards, arrows, rules=rules)
+    index_folder = publish_once(home / f"index-{key}", build=build, force=force_recache)
+    if any(describe_file(s.path, name=s.file.name) != s.file for s in shards if not s.file.source):
+        raise DataError(place, "was changed while it was read", fix="start again when it is written")
+    index = read_index(index_folder)
+    report = _make_report(name, place, index, manifests.get(""))
+    return Store(report, shards=shards, files=arrows, index=index, folder=index_folder)
+
+
+def _bring_shards(
+    place: str, *, admit: Callable[[str, Manifest], None] | None, caching: Caching
+) -> tuple[list[Shard], dict[str, Manifest]]:
+    """The shards at ``place`` on this machine, and the manifest of each folder there that has one, by its name."""
+    manifests, rows = {}, []
+    for file in list_files(place, also=(MANIFEST_NAME,)):
+        if file.name.rpartition("/")[2] == MANIFEST_NAME:
+            manifests[file.name.removesuffix(MANIFEST_NAME)] = read_manifest(file)
+        else:
+            rows.append(file)
+    for folder, manifest in manifests.items():
+        if admit:
+            admit(f"{place}/{folder}".rstrip("/"), manifest)
+    shards = find_shards(place, files=rows, fetch=partial(fetch, checksums=_checksums(manifests), **caching))
+    return shards, manifests
+
+
+def _checksums(manifests: Mapping[str, Manifest]) -> dict[str, str]:
+    """SHA-256 of the shards that manifests name, by their names in the store."""
+    return {folder + name: sha for folder, of in manifests.items() for name, sha in of.checksums.items()}
+
+
+def _convert(shards: Sequence[Shard], folder: Path, *, checksums: Mapping[str, str]) -> None:
+    for shard in shards:
+        expected = checksums.get(shard.file.name)
+        if expected and not shard.file.source and file_digest(shard.path, "sha256") != expected:
+            fix = "copy or write the store again"
+            raise DataError(shard.file.uri, "differs from the checksum in its manifest", fix=fix)
+    convert_shards(shards, folder)
 
 
 class Store:
@@ -121,7 +159,7 @@ class Store:
 
     def locate(self, index: int) -> str:
         """Where the row stands at its source: ``file, row n``."""
-        return f"{self._shards[self._shard_of(index)].file.path}, row {self._row[index]}"
+        return f"{self._shards[self._shard_of(index)].file.uri}, row {self._row[index]}"
 
     def _shard_of(self, index: int) -> int:
         if not 0 <= index < len(self):
@@ -133,23 +171,22 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _make_report(name: str, path: Path, index: Index) -> StoreReport:
+def _make_report(name: str, place: str, index: Index, manifest: Manifest | None) -> StoreReport:
     """With what the manifest says of raw rows that never became rows of the store."""
     rows, kept, dropped = index.rows, index.starts[-1], index.dropped
-    manifest = read_manifest(path)
     if manifest is not None:
         if manifest.rows != rows:
             problem = f"holds {rows} rows, its manifest says {manifest.rows}"
-            raise DataError(str(path), problem, fix="copy or write the store again")
+            raise DataError(place, problem, fix="copy or write the store again")
         rows = manifest.rows_read
         dropped = dict(Counter(manifest.dropped) + Counter(dropped))
     if rows == 0:
-        raise DataError(str(path), "holds no rows", fix="give a store with rows")
+        raise DataError(place, "holds no rows", fix="give a store with rows")
     dropped = {reason: count for reason, count in dropped.items() if count}
     counts = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
     text = f"{sum(dropped.values())} of {rows} rows dropped: {counts}"
     if kept == 0:
-        raise DataError(str(path), text, fix="raise max_length, or see that loss_mask has a 1 after position 0")
+        raise DataError(place, text, fix="raise max_length, or see that loss_mask has a 1 after position 0")
     if dropped:
         log.info("%s: %s", name, text)
     return StoreReport(name, rows, kept, dropped, index.tokens, index.targets)

@@ -86,8 +86,9 @@ def check_rows(batch: pa.RecordBatch, *, place: Place, num_embeddings: int | Non
     _check_lengths("loss_mask", mask_offsets, offsets, range(len(batch)), place)
     _check_attention(batch, offsets, place)
     _check_ids(ids, offsets, num_embeddings, place)
-    if len(bad := np.flatnonzero((mask > 1) | (mask < 0))):
-        place.reject_values(_row_of(offsets, bad[0]), "loss_mask", f"must be 0/1, found {mask[bad[0]]}")
+    if _reach(mask) > 1:
+        bad = int(np.flatnonzero((mask > 1) | (mask < 0))[0])
+        place.reject_values(_row_of(offsets, bad), "loss_mask", f"must be 0/1, found {mask[bad]}")
     _check_images(batch, place)
     return Rows(ids, mask, offsets)
 
@@ -168,7 +169,8 @@ def _check_attention(batch: pa.RecordBatch, offsets: NDArray[np.int64], place: P
 
 
 def _check_ids(ids: IntArray, offsets: NDArray[np.int64], num_embeddings: int | None, place: Place) -> None:
-    if len(ids) == 0:
+    limit = 2**63 if num_embeddings is None else num_embeddings
+    if _reach(ids) < min(limit, 2 ** (8 * ids.itemsize - 1)):
         return
     fix = WHAT_TO_STORE["input_ids"]
     if ids.min() < 0:
@@ -176,11 +178,15 @@ def _check_ids(ids: IntArray, offsets: NDArray[np.int64], num_embeddings: int | 
         if ids[bad] == -100:
             fix += "; -100 marks labels, and these are no labels"
         place.reject(_row_of(offsets, bad), f"input_ids holds {ids[bad]}, an id below 0", fix=fix)
-    limit = 2**63 if num_embeddings is None else num_embeddings
     if int(ids.max()) >= limit:
         bad = int(np.flatnonzero(ids >= limit)[0])
         problem = f"input_ids holds {ids[bad]}; the model has {limit} embedding rows (0 to {limit - 1})"
         place.reject(_row_of(offsets, bad), problem, fix="tokenize with this model's own tokenizer")
+
+
+def _reach(values: IntArray) -> int:
+    """The largest of ``values``, where one below 0 counts as larger than all others: both ends in one pass."""
+    return int(values.view(f"u{values.itemsize}").max(initial=0))
 
 
 def _check_images(batch: pa.RecordBatch, place: Place) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -15,22 +16,25 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias, TypedDict, Unpack
+from typing import TypeAlias, Unpack
 
 import numpy as np
 import pyarrow as pa
 
 from burnish.data.chat import ChatReader, Conversation, Dropped, chat_reader
 from burnish.data.example import Example
-from burnish.data.manifest import FORMAT_VERSION, Manifest, write_manifest
+from burnish.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, write_manifest
 from burnish.data.rows import RawRows, open_rows
 from burnish.data.tokenize import TokenizerSettings
 from burnish.errors import DataError
 from burnish.log import get_logger
-from burnish.storage.cache import private_folder, publish_once
+from burnish.storage.cache import Caching, cache_root, private_folder, publish_once
+from burnish.storage.files import file_digest, is_remote, list_files
+from burnish.storage.transfer import fetch, upload
 
 log = get_logger(__name__)
 
@@ -46,7 +50,7 @@ WORKER_VARIABLE = "BURNISH_TOKENIZING"
 """Set in the environment of the processes that tokenize."""
 
 
-class RawSource(TypedDict):
+class RawSource(Caching):
     """What to tokenize, and how."""
 
     split: str | None
@@ -63,45 +67,57 @@ class RawSource(TypedDict):
     """Processes, at most the cores; 0 tokenizes in this one."""
 
 
-def tokenized_store(
-    path: str, *, cache_dir: Path, force_recache: bool, disable_cache: bool, **source: Unpack[RawSource]
-) -> Path:
+def tokenized_store(path: str, **source: Unpack[RawSource]) -> Path:
     """The folder of the store of ``path``, tokenized now unless the cache has it.
 
     Args:
-        path: a local dataset or a hub id, as for ``open_rows``.
-        cache_dir: root of the cache.
-        force_recache: tokenize anew, and replace what the cache has.
-        disable_cache: use a folder of this process alone, removed when it exits.
+        path: a dataset, as for ``open_rows``.
         source: see ``RawSource``.
 
     Raises:
         DataError: rows cannot be read or tokenized, or none is left.
+        StorageError: a bucket cannot be read, or the cache not be written.
     """
     job = _Job(path, source)
-    if disable_cache:
+    if source["disable_cache"]:
         folder = private_folder()
         job.build(folder)
         return folder
-    return publish_once(cache_dir / "tokenized" / job.key(), build=job.build, force=force_recache)
+    target = cache_root(source["cache_dir"]) / "tokenized" / job.key()
+    return publish_once(target, build=job.build, force=source["force_recache"])
 
 
-def write_store(path: str, *, out: Path, **source: Unpack[RawSource]) -> Path:
-    """``out``, a new folder with the store of ``path``; the arguments are those of ``tokenized_store``.
+def write_store(path: str, *, out: str, **source: Unpack[RawSource]) -> None:
+    """Make ``out``, a new folder here or in a bucket, the store of ``path``.
+
+    Args:
+        path: a dataset, as for ``open_rows``.
+        out: a local path, or a URI; there the manifest is written last.
+        source: see ``RawSource``.
 
     Raises:
         DataError: ``out`` holds something, rows cannot be read or tokenized, or none is left.
+        StorageError: a bucket cannot be read or written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if list_files(out, also=(MANIFEST_NAME,)) or (
+        Path(out).exists() and (Path(out).is_file() or any(Path(out).iterdir()))
+    ):
         raise DataError(f"out={out}", "is not empty", fix="name a new folder, or empty this one")
     job = _Job(path, source)
-    if out.exists():
-        out.rmdir()
+    if is_remote(out):
+        folder = private_folder()
+        job.build(folder)
+        upload(folder, out, last=MANIFEST_NAME)
+        shutil.rmtree(folder)
+        return
+    target = Path(out)
+    if target.exists():
+        target.rmdir()
     try:
-        return publish_once(out, build=job.build)
+        publish_once(target, build=job.build)
     finally:
         # It guards a cache that many share; here it would be litter beside the user's folder.
-        (out.parent / f".{out.name}.lock").unlink(missing_ok=True)
+        (target.parent / f".{target.name}.lock").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +167,7 @@ class _ShardWriter:
                 rows += len(kept)
                 tokens += sum(len(example.input_ids) for example in kept)
                 targets += sum(int(example.loss_mask[1:].sum()) for example in kept)
-        checksum = {file.name: _sha256(file)} if rows else {}
+        checksum = {file.name: file_digest(file, "sha256")} if rows else {}
         if not rows:
             file.unlink()
         return _Shard(rows, tokens, targets, dropped, examples, self.tokenizer.notices, checksum)
@@ -186,7 +202,13 @@ class _Job:
             fix = "guard your script with `if __name__ == '__main__':`, or set num_workers=0"
             raise DataError(path, "a process that tokenizes has started the whole script again", fix=fix)
         self._name = path if source["split"] is None else f"{path} {source['split']}"
-        self._rows = open_rows(path, split=source["split"])
+        bring = partial(
+            fetch,
+            cache_dir=source["cache_dir"],
+            force_recache=source["force_recache"],
+            disable_cache=source["disable_cache"],
+        )
+        self._rows = open_rows(path, split=source["split"], fetch=bring)
         self._reader = chat_reader(
             self._rows,
             name=path,
@@ -306,8 +328,3 @@ def _record_batch(examples: Sequence[Example]) -> pa.RecordBatch:
         np.concatenate([example.loss_mask for example in examples]),
     )
     return pa.record_batch([pa.ListArray.from_arrays(offsets, pa.array(column)) for column in columns], schema=SCHEMA)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -12,6 +12,7 @@ from burnish.assemble import (
     build_stream,
     count_steps,
     find_start,
+    model_card,
     model_problems,
     open_source,
 )
@@ -21,7 +22,6 @@ from burnish.data.packing import Layout
 from burnish.data.store import Store, StoreReport
 from burnish.data.stream import BatchStream
 from burnish.errors import BurnishError, ConfigError, Problem
-from burnish.models.load import read_card
 
 _STEPS_LOOKED_AT = 200
 """Packing is measured on at most this many steps of the first epoch."""
@@ -62,9 +62,11 @@ def check(config: SFTConfig) -> CheckReport:
     """Find every problem of ``config``, its model and its data; with none, say what the run would do."""
     problems = find_problems(config)
     try:
-        card = read_card(config.model.path, trust_remote_code=config.model.trust_remote_code)
+        card = model_card(config)
     except ConfigError as error:
         return CheckReport(problems=(*problems, *error.problems))
+    except BurnishError as error:
+        return CheckReport(problems=(*problems, _problem("model.path", config.model.path, error)))
     problems += model_problems(config, card)
     if problems:
         return CheckReport(problems=tuple(problems))
@@ -105,7 +107,11 @@ def _noted(problems: list[Problem], key: str, value: Any) -> Iterator[None]:
     except ConfigError as error:
         problems += error.problems
     except BurnishError as error:
-        problems.append(Problem(key, value, f"{error.where}: {error.problem}", error.fix))
+        problems.append(_problem(key, value, error))
+
+
+def _problem(key: str, value: Any, error: BurnishError) -> Problem:
+    return Problem(key, value, f"{error.where}: {error.problem}", error.fix)
 
 
 def _look_at(stream: BatchStream) -> tuple[float, float]:

@@ -45,7 +45,7 @@ def show_rows(config: SFTConfig, *, row: int | None, sample: int | None, html: P
     """
     card = require_valid(config)
     mixture = Mixture(open_train(config, card))
-    tokenizer = read_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = read_tokenizer(card.path, trust_remote_code=config.model.trust_remote_code)
     numbers = _chosen(len(mixture), row=row, sample=sample, seed=config.seed)
     titles = {number: _title(mixture, number) for number in numbers}
     if html is not None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -15,11 +15,17 @@ from torch import Tensor
 from burnish.errors import ConfigError, Problem
 from burnish.log import get_logger
 from burnish.models.attention import register
+from burnish.storage.cache import Caching
+from burnish.storage.files import is_remote, list_files
+from burnish.storage.transfer import fetch
 
 log = get_logger(__name__)
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Generation settings that mean nothing unless ``do_sample`` is true."""
+
+PICKLED = (".bin", ".pt", ".pth")
+_NOWHERE = "no such folder and not a hub id that can be reached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class ModelCard:
     """What a run needs to know of a model before its weights are read."""
 
     path: str
-    """As given: a folder or a hub id."""
+    """Where it was read: a folder or a hub id."""
     model_type: str
     """As in its config, such as ``qwen3``."""
     num_embeddings: int
@@ -52,6 +58,37 @@ class ModelCard:
     """For each layer, how many tokens one token sees; None is all before it."""
 
 
+def bring_model(path: str, *, weights: bool, **caching: Unpack[Caching]) -> str:
+    """``path``, or the folder on this machine that holds what the bucket has there.
+
+    Args:
+        path: a folder, a hub id, or the s3:// or gs:// URI of a folder.
+        weights: whether they are needed, and not only config and tokenizer.
+        caching: where files of a bucket are kept.
+
+    Raises:
+        ConfigError: there is no such folder, or it has no config or only pickled weights.
+        StorageError: the bucket cannot be read.
+    """
+    folder = path if is_remote(path) else str(Path(path).expanduser())
+    files = list_files(folder)
+    if not files:
+        if is_remote(path) or path.startswith(("/", ".", "~")) or path.count("/") != 1:
+            raise _problem(path, _NOWHERE, fix="name a folder with a config.json, or an id such as Qwen/Qwen3-0.6B")
+        return path
+    names = [file.name for file in files]
+    if "config.json" not in names:
+        fix = "name the folder that holds config.json and *.safetensors"
+        raise _problem(path, "the folder has no config.json", fix=fix)
+    if not any(name.endswith(".safetensors") for name in names):
+        pickled = [name for name in names if name.endswith(PICKLED)]
+        found = f"only pickled weights ({', '.join(pickled[:3])})" if pickled else "no weights"
+        fix = "save the model again as safetensors: model.save_pretrained(folder)"
+        raise _problem(path, f"the folder has {found}", fix=fix)
+    unwanted = PICKLED if weights else (*PICKLED, ".safetensors")
+    return str(fetch(folder, [file for file in files if not file.name.endswith(unwanted)], **caching))
+
+
 def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
     """The card of ``path``, from its config and tokenizer alone.
 
@@ -60,7 +97,6 @@ def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
     """
     from transformers import AutoModelForCausalLM
 
-    _refuse_bad_folder(path)
     config = _read("config", path, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     facts = text.to_dict()
@@ -115,7 +151,6 @@ def load_model(path: str, *, dtype: torch.dtype = torch.float32, trust_remote_co
     Raises:
         ConfigError: there is no such model, it has only pickled weights, or it could not be exported after training.
     """
-    _refuse_bad_folder(path)
     model = _read(
         "model",
         path,
@@ -172,31 +207,9 @@ def _read(what: str, path: str, **settings: Any) -> Any:
             ) from error
         raise _problem(
             path,
-            f"no such folder and not a hub id that can be reached ({first})",
+            f"{_NOWHERE} ({first})",
             fix="name a folder, or an id such as Qwen/Qwen3-0.6B",
         ) from error
-
-
-def _refuse_bad_folder(path: str) -> None:
-    folder = Path(path).expanduser()
-    if not folder.exists():
-        if path.startswith(("/", ".", "~")) or path.count("/") != 1:
-            raise _problem(
-                path,
-                "no such folder and not a hub id that can be reached",
-                fix="name a folder with a config.json, or an id such as Qwen/Qwen3-0.6B",
-            )
-        return
-    if not (folder / "config.json").is_file():
-        raise _problem(
-            path, "the folder has no config.json", fix="name the folder that holds config.json and *.safetensors"
-        )
-    if not any(folder.glob("*.safetensors")):
-        pickled = sorted(f.name for pattern in ("*.bin", "*.pt", "*.pth") for f in folder.glob(pattern))
-        found = f"only pickled weights ({', '.join(pickled[:3])})" if pickled else "no weights"
-        raise _problem(
-            path, f"the folder has {found}", fix="save the model again as safetensors: model.save_pretrained(folder)"
-        )
 
 
 def _problem(path: str, message: str, *, fix: str) -> ConfigError:

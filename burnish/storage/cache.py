@@ -1,7 +1,7 @@
 """Folders made once and shared by many processes. The rule: a folder that has its name is whole.
 
 Whoever wants a folder that is not there builds it beside its place, under a lock, and renames it in as the last act;
-everybody else waits on the lock's file. A killed builder leaves a nameless temporary that the next one removes.
+everybody else waits on the lock's file. What a killed builder leaves has no name that counts.
 """
 
 import atexit
@@ -12,14 +12,32 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypedDict
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from burnish.errors import StorageError
+from burnish.log import get_logger
+
+log = get_logger(__name__)
 
 RETIRED_SECONDS = 7 * 24 * 3600
 """How long a replaced folder stays under another name: another node may have its files mapped over a network."""
+_SILENT_SECONDS = 1.0
+"""Whoever waits longer for another process says so."""
+
+
+class Caching(TypedDict):
+    """Where what was fetched or worked out is kept, as the config says it."""
+
+    cache_dir: str | Path | None
+    """Root of the cache; ``None`` is the user's."""
+    force_recache: bool
+    """Fetch and work out anew what is there."""
+    disable_cache: bool
+    """Use folders of this process alone, removed when it exits."""
 
 
 def cache_root(cache_dir: str | Path | None) -> Path:
@@ -38,55 +56,94 @@ def private_folder() -> Path:
     return folder
 
 
-def publish_once(target: Path, *, build: Callable[[Path], None], force: bool = False) -> Path:
+def publish_once(target: Path, *, build: Callable[[Path], None], force: bool = False, resumable: bool = False) -> Path:
     """``target``, built by ``build`` unless it is there already.
 
     Args:
         target: the folder; its name must not begin with a dot.
-        build: fills the empty folder it is given; what it raises leaves nothing behind.
-        force: build anew and put it in the place of the old one. Files that a reader has mapped stay readable.
+        build: fills the folder it is given, which is empty unless ``resumable``.
+        force: build anew and put it in the place of the old one, unless another process does so meanwhile. Files that
+            a reader has mapped stay readable.
+        resumable: what ``build`` leaves behind when it fails, or is killed, is given to the next one.
 
     Raises:
         StorageError: the folder of ``target`` cannot be written, or is full.
     """
-    if target.exists() and not force:
+    try:
+        seen = _generation(target)
+    except OSError as error:
+        raise _not_writable(target, error) from error
+    if seen and not force:
         return target
     lock = FileLock(target.parent / f".{target.name}.lock")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        _acquire(lock, target)
     except OSError as error:
-        fix = "set cache_dir to a folder you may write"
-        raise StorageError(str(target.parent), f"cannot be written ({error})", fix=fix) from error
+        raise _not_writable(target, error) from error
     try:
-        if force or not target.exists():
-            _remove_leftovers(target)
-            _build(target, build)
+        if _generation(target) in (None, seen):
+            temporary = target.parent / f".{target.name}.building-{'resumed' if resumable else uuid.uuid4().hex}"
+            _remove_leftovers(target, keep=temporary)
+            _build(target, build, temporary)
+            _publish(temporary, target)
     finally:
         lock.release()
     return target
 
 
-def _remove_leftovers(target: Path) -> None:
-    """Called under the lock, where whatever is being built for ``target`` belongs to a dead process."""
-    building, retired = f".{target.name}.building-", f".{target.name}.retired-"
-    for sibling in list(target.parent.iterdir()):
-        age = time.time() - int(sibling.name.rpartition("-")[2]) if sibling.name.startswith(retired) else 0
-        if sibling.name.startswith(building) or age > RETIRED_SECONDS:
-            shutil.rmtree(sibling)
-
-
-def _build(target: Path, build: Callable[[Path], None]) -> None:
-    temporary = target.parent / f".{target.name}.building-{uuid.uuid4().hex}"
-    temporary.mkdir()
+def _generation(target: Path) -> tuple[int, int] | None:
+    """Another one for each folder that was ever at ``target``; none when there is none."""
     try:
+        stat = target.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
+def _acquire(lock: FileLock, target: Path) -> None:
+    try:
+        lock.acquire(timeout=_SILENT_SECONDS)
+    except Timeout:
+        log.info("waiting for another process that makes %s", target)
+        lock.acquire()
+
+
+def _remove_leftovers(target: Path, *, keep: Path) -> None:
+    """Called under the lock, where whatever is being built for ``target`` belongs to a dead process."""
+    for sibling in list(target.parent.iterdir()):
+        mine = sibling.name.startswith(f".{target.name}.building-")
+        passing = sibling.name.startswith(".") and (".building-" in sibling.name or ".retired-" in sibling.name)
+        with suppress(FileNotFoundError):  # another process removes old ones too
+            if sibling != keep and (mine or (passing and time.time() - sibling.stat().st_mtime > RETIRED_SECONDS)):
+                shutil.rmtree(sibling)
+
+
+def _build(target: Path, build: Callable[[Path], None], temporary: Path) -> None:
+    resumed = temporary.name.endswith("-resumed")
+    try:
+        temporary.mkdir(exist_ok=resumed)
         build(temporary)
     except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not resumed or not any(path.is_file() for path in temporary.rglob("*")):
+            shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = "free some space, or set cache_dir to a folder with more"
             raise StorageError(str(target.parent), f"is full ({error})", fix=fix) from error
+        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise _not_writable(target, error) from error
         raise
+
+
+def _publish(temporary: Path, target: Path) -> None:
     if target.exists():
-        target.rename(target.parent / f".{target.name}.retired-{uuid.uuid4().hex}-{int(time.time())}")
+        retired = target.parent / f".{target.name}.retired-{uuid.uuid4().hex}"
+        target.rename(retired)
+        os.utime(retired)
     temporary.rename(target)
+
+
+def _not_writable(target: Path, error: OSError) -> StorageError:
+    return StorageError(
+        str(target.parent), f"cannot be written ({error})", fix="set cache_dir to a folder you may write"
+    )

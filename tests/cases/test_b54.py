@@ -4,6 +4,7 @@ import pytest
 
 from burnish.data.chat import Kind, chat_reader
 from burnish.data.rows import open_rows
+from burnish.storage.transfer import fetch
 from tests.data.tokenizing import encode, load, read, rows_of, store, targets_of, text_of
 from tests.toys import chat, write_jsonl, write_parquet
 
@@ -39,7 +40,9 @@ def test_no_output_or_no_instruction_is_dropped(nothing):
 
 def test_messages_win_where_a_dataset_has_both(model_dir, tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", [ROW, {**ROW, **chat("q", "a")}])
-    reader = chat_reader(open_rows(str(file), split=None), name="x", messages_key=None, tools_key=None, system_key=None)
+    reader = chat_reader(
+        open_rows(str(file), split=None, fetch=fetch), name="x", messages_key=None, tools_key=None, system_key=None
+    )
     assert reader.kind is Kind.CHAT
     assert len(rows_of(store(file, model=model_dir, cache=tmp_path))) == 1
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from burnish.data import write
-from burnish.data.manifest import read_manifest
 from burnish.errors import DataError
-from tests.data.tokenizing import rows_of, store
+from tests.data.tokenizing import manifest_of, rows_of, store
 from tests.toys import chat, write_jsonl
 
 ROWS = [chat(f"q{i}", f"a{i}") if i % 5 else chat("q", "") for i in range(30)]
@@ -35,12 +34,12 @@ def test_a_pool_writes_the_same_bytes(model_dir, tmp_path, monkeypatch):
     file = write_jsonl(tmp_path / "x.jsonl", ROWS)
     alone = store(file, model=model_dir, cache=tmp_path / "0", num_workers=0)
     pool = store(file, model=model_dir, cache=tmp_path / "2", num_workers=8)
-    assert read_manifest(alone) == read_manifest(pool)
-    assert len(read_manifest(alone).checksums) == 3
+    assert manifest_of(alone) == manifest_of(pool)
+    assert len(manifest_of(alone).checksums) == 3
     assert rows_of(alone) == rows_of(pool)
     assert len(rows_of(alone)) == 24
-    assert read_manifest(pool).dropped == {"empty_reply": 6}
-    assert read_manifest(pool).drop_examples == {"empty_reply": f"{file}, line 1: the last assistant turn is empty"}
+    assert manifest_of(pool).dropped == {"empty_reply": 6}
+    assert manifest_of(pool).drop_examples == {"empty_reply": f"{file}, line 1: the last assistant turn is empty"}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -52,7 +52,7 @@ def test_the_help_of_train_lists_every_key(capsys):
         (["export"], "CHECKPOINT"),
         (["export", "ckpts/global_step_1"], "out"),
         (["tokenize", "model.path=m", "train_datasets=d"], "write out=..."),
-        (["tokenize", "out=s3://b/x", "model.path=m", "train_datasets=d"], "not built yet"),
+        (["inspect", "rows", "html=s3://b/x", "model.path=m", "train_datasets=d"], "is no local path"),
         (["train", "num_step=5"], "num_steps"),
         (["train", "none.yaml"], "No such file"),
         (["train", "a.yaml", "b.yaml"], "b.yaml"),

@@ -9,6 +9,10 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import zstandard
 
+from burnish.data.formats import find_shards
+from burnish.storage.files import list_files
+from burnish.storage.transfer import fetch
+
 KINDS = ["parquet", "jsonl", "json array", "jsonl.gz", "jsonl.zst", "arrow file", "arrow stream", "arrow lz4"]
 NUM_EMBEDDINGS = 100
 
@@ -70,6 +74,11 @@ def expected(rows, *, max_length=None, drop_long=False):
             continue
         kept.append((number, ids, mask))
     return kept, {reason: n for reason, n in dropped.items() if n}
+
+
+def shards_of(path: Path):
+    """The shards of a local store."""
+    return find_shards(str(path), files=list_files(path), fetch=fetch)
 
 
 def contents(store):

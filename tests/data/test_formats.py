@@ -5,16 +5,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from burnish.data.formats import TOKENS_A_BATCH, Format, find_shards, map_file, read_arrow, read_shard
+from burnish.data.formats import TOKENS_A_BATCH, Format, map_file, read_arrow, read_shard
 from burnish.errors import DataError
-from tests.data.stores import to_table, write_arrow, write_shard
+from tests.data.stores import shards_of, to_table, write_arrow, write_shard
 from tests.toys import row
 
 ROWS = [row([n, n + 1], [0, 1]) for n in range(2500)]
 
 
 def batches(file):
-    (shard,) = find_shards(file)
+    (shard,) = shards_of(file)
     return list(read_shard(shard))
 
 
@@ -23,7 +23,7 @@ def test_shards_come_in_the_order_of_their_relative_paths(tmp_path):
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    found = [shard.file.name for shard in find_shards(tmp_path)]
+    found = [shard.file.name for shard in shards_of(tmp_path)]
     assert found == ["B.parquet", "a-1/x.parquet", "a/10.parquet", "a/2.parquet", "b.parquet", "é.parquet"]
 
 
@@ -39,29 +39,29 @@ def test_shards_come_in_the_order_of_their_relative_paths(tmp_path):
 )
 def test_formats_by_name(tmp_path, name, wanted):
     (tmp_path / name).touch()
-    assert [shard.format for shard in find_shards(tmp_path / name)] == [wanted]
+    assert [shard.format for shard in shards_of(tmp_path / name)] == [wanted]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a", "a.gz", "a.parquet.gz", "a.txt"])
 def test_other_names_are_refused(tmp_path, name):
     (tmp_path / name).touch()
     with pytest.raises(DataError, match=r"is none of the formats.*\n  fix: store rows as Parquet"):
-        find_shards(tmp_path / name)
+        shards_of(tmp_path / name)
 
 
 def test_a_folder_without_rows_says_what_it_holds(tmp_path):
     with pytest.raises(DataError, match=r"holds no rows \(no file at all\)"):
-        find_shards(tmp_path)
+        shards_of(tmp_path)
     for name in ("a.csv", "b.csv", "LICENSE", "config.json"):
         (tmp_path / name).touch()
     with pytest.raises(DataError, match=r"holds no rows \(2 \.csv, 1 \.json, 1 LICENSE\)"):
-        find_shards(tmp_path)
+        shards_of(tmp_path)
 
 
 def test_another_programs_state_is_a_sidecar(tmp_path):
     write_shard(tmp_path, 0, ROWS[:1], kind="parquet")
     (tmp_path / "state.json").write_text('{"step": 3}')
-    assert [shard.file.name for shard in find_shards(tmp_path)] == ["part-000.parquet"]
+    assert [shard.file.name for shard in shards_of(tmp_path)] == ["part-000.parquet"]
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -148,5 +148,5 @@ def test_one_split_in_several_files_is_no_warning(tmp_path, caplog):
         write_shard(tmp_path / "made", 0, ROWS[:1], kind="parquet").rename(tmp_path / f"{name}.parquet")
     (tmp_path / "made").rmdir()
     with caplog.at_level(logging.WARNING):
-        assert len(find_shards(tmp_path)) == 4
+        assert len(shards_of(tmp_path)) == 4
     assert caplog.text == ""

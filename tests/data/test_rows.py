@@ -11,6 +11,7 @@ import zstandard
 
 from burnish.data.rows import open_rows
 from burnish.errors import DataError
+from burnish.storage.transfer import fetch
 from tests.toys import chat, write_jsonl, write_parquet
 
 ROWS = [{"n": i, "text": f"t{i}"} for i in range(10)]
@@ -18,7 +19,7 @@ LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
 
 
 def numbers(path, split=None):
-    rows = open_rows(str(path), split=split)
+    rows = open_rows(str(path), split=split, fetch=fetch)
     return [rows[i]["n"] for i in range(len(rows))]
 
 
@@ -53,7 +54,7 @@ def test_json_is_read_in_every_dress(tmp_path, monkeypatch, name, data, block):
 
 def test_a_json_row_has_its_own_keys_and_no_other(tmp_path):
     mixed = [{"a": {"x": 1}}, {"a": {"y": None}, "b": "\u2028"}, {"content": "text"}, {"content": [{"type": "text"}]}]
-    rows = open_rows(str(write_jsonl(tmp_path / "a.jsonl", mixed)), split=None)
+    rows = open_rows(str(write_jsonl(tmp_path / "a.jsonl", mixed)), split=None, fetch=fetch)
     assert [rows[i] for i in range(4)] == mixed
     assert rows.column_names == ("a",)
     assert rows.has_column("b")
@@ -68,7 +69,7 @@ def test_parquet_folders_and_saved_datasets(tmp_path):
     write(tmp_path / "p" / "README.md", b"#")
     write(tmp_path / "p" / "dataset_infos.json", b"{}")
     assert numbers(tmp_path / "p") == list(range(10))
-    assert open_rows(str(tmp_path / "p"), split=None).describe(7) == f"{tmp_path}/p/b/1.parquet, row 2"
+    assert open_rows(str(tmp_path / "p"), split=None, fetch=fetch).describe(7) == f"{tmp_path}/p/b/1.parquet, row 2"
     datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "s")
     assert numbers(tmp_path / "s", "train[2:4]") == [2, 3]
     both = {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:2])}
@@ -100,7 +101,7 @@ def test_files_named_after_splits_are_told_apart(tmp_path):
     assert numbers(tmp_path, "test") == [6, 7, 8, 9]
     write_jsonl(tmp_path / "data" / "extra.jsonl", ROWS)
     with pytest.raises(DataError, match=r"splits: test, train, but not extra\.jsonl"):
-        open_rows(str(tmp_path), split="train")
+        open_rows(str(tmp_path), split="train", fetch=fetch)
 
 
 def test_folders_named_after_splits_as_on_the_hub(tmp_path):
@@ -119,12 +120,12 @@ def test_a_folder_of_one_split_is_train_whatever_its_name(tmp_path):
 @pytest.mark.parametrize("path", ["/no/such/place", "$HOME/data.jsonl", "~/data", "data.jsonl", "a/b/c", "./x"])
 def test_a_missing_path_is_said(path):
     with pytest.raises(DataError, match="no such path"):
-        open_rows(path, split=None)
+        open_rows(path, split=None, fetch=fetch)
 
 
 def test_a_hub_id_is_asked_for(monkeypatch):
     with pytest.raises(DataError, match="the hub has nothing"):
-        open_rows("nobody/nothing", split="train")
+        open_rows("nobody/nothing", split="train", fetch=fetch)
 
     def load(path, *, split):
         assert (path, split) == ("some/rows", "train[:3]")
@@ -159,27 +160,27 @@ def test_a_wrong_file_is_named(tmp_path, name, data, message):
 def test_wrong_splits_and_mixed_formats(tmp_path):
     file = write(tmp_path / "a.jsonl", LINES)
     with pytest.raises(DataError, match=r"split 'test'.*\n.*it has train"):
-        open_rows(str(file), split="test")
+        open_rows(str(file), split="test", fetch=fetch)
     with pytest.raises(DataError, match=r"split 'train\[3'"):
-        open_rows(str(file), split="train[3")
+        open_rows(str(file), split="train[3", fetch=fetch)
     write_parquet(tmp_path / "b.parquet", ROWS)
     with pytest.raises(DataError, match="mixes formats: 1 JSON-lines file and 1 Parquet file"):
-        open_rows(str(tmp_path), split=None)
+        open_rows(str(tmp_path), split=None, fetch=fetch)
     both = {"a": datasets.Dataset.from_list(ROWS), "b": datasets.Dataset.from_list(ROWS)}
     datasets.DatasetDict(both).save_to_disk(tmp_path / "d")
     with pytest.raises(DataError, match="has the splits a, b"):
-        open_rows(str(tmp_path / "d"), split=None)
+        open_rows(str(tmp_path / "d"), split=None, fetch=fetch)
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path):
     file = write_jsonl(tmp_path / "a.jsonl", [chat("q", "a")])
     stat = file.stat()
-    before = open_rows(str(file), split="train")
+    before = open_rows(str(file), split="train", fetch=fetch)
     write_jsonl(file, [chat("q", "b")])
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    after = open_rows(str(file), split="train")
+    after = open_rows(str(file), split="train", fetch=fetch)
     assert before.fingerprint != after.fingerprint
     assert after[0] == chat("q", "b")
     write_jsonl(file, [chat("q", "a")])
-    assert open_rows(str(file), split=None).fingerprint == before.fingerprint
-    assert open_rows(str(file), split="train[:0]").fingerprint != before.fingerprint
+    assert open_rows(str(file), split=None, fetch=fetch).fingerprint == before.fingerprint
+    assert open_rows(str(file), split="train[:0]", fetch=fetch).fingerprint != before.fingerprint

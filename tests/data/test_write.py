@@ -4,11 +4,11 @@ import pyarrow as pa
 import pytest
 
 from burnish.config.choices import Truncation
-from burnish.data.manifest import MANIFEST_NAME, read_manifest
+from burnish.data.manifest import MANIFEST_NAME
 from burnish.data.tokenize import TokenizerSettings
 from burnish.data.write import SCHEMA, write_store
 from burnish.errors import DataError
-from tests.data.tokenizing import load, rows_of, store
+from tests.data.tokenizing import load, manifest_of, rows_of, store
 from tests.toys import chat, write_jsonl
 
 ROWS = [chat("q", "a"), chat("q", ""), chat("q" * 60, "ab"), {"messages": []}]
@@ -17,13 +17,15 @@ ROWS = [chat("q", "a"), chat("q", ""), chat("q" * 60, "ab"), {"messages": []}]
 def write(file, model, out):
     keys = {"messages_key": None, "tools_key": None, "system_key": None}
     settings = TokenizerSettings(str(model), max_length=64)
-    return write_store(str(file), split=None, tokenizer_settings=settings, num_workers=0, out=out, **keys)
+    keys |= {"cache_dir": None, "force_recache": False, "disable_cache": False}
+    write_store(str(file), split=None, tokenizer_settings=settings, num_workers=0, out=str(out), **keys)
+    return out
 
 
 def test_the_manifest_counts_every_row(model_dir, tmp_path):
     file = write_jsonl(tmp_path / "x.jsonl", ROWS)
     folder = store(file, model=model_dir, cache=tmp_path / "cache", max_length=64)
-    manifest, tokenizer = read_manifest(folder), load(model_dir)
+    manifest, tokenizer = manifest_of(folder), load(model_dir)
     (shard,) = folder.glob("*.arrow")
     with pa.memory_map(str(shard)) as source:
         table = pa.ipc.open_file(source).read_all()
@@ -85,8 +87,7 @@ def test_a_row_that_is_too_long_can_stop_the_run(model_dir, tmp_path):
     ("row", "message", "fix"),
     [
         ({"input_ids": [1], "loss_mask": [0]}, "the columns are input_ids, loss_mask", "pretokenized_dataset_paths"),
-        ({"conversations": []}, "neither chat nor Alpaca", "messages_key=conversations"),
-        ({"text": "x"}, "the columns are text", "store messages"),
+        ({"text": "x"}, "no chat, prompt or Alpaca rows; the columns are text", "store messages"),
     ],
 )
 def test_rows_of_another_kind(model_dir, tmp_path, row, message, fix):

@@ -5,8 +5,10 @@ from pathlib import Path
 from burnish.config.choices import TrainOnWhat, Truncation
 from burnish.data.chat import ChatReader, Dropped, Kind
 from burnish.data.example import Example
+from burnish.data.manifest import MANIFEST_NAME, read_manifest
 from burnish.data.tokenize import ConversationTokenizer, TokenizerSettings
 from burnish.data.write import tokenized_store
+from burnish.storage.files import describe_file
 
 LAST, ALL = TrainOnWhat.LAST_ASSISTANT_MESSAGE, TrainOnWhat.ALL_ASSISTANT_MESSAGES
 CHATML = (
@@ -43,6 +45,10 @@ def text_of(tokenizer: ConversationTokenizer, example: Example) -> str:
 
 def targets_of(tokenizer: ConversationTokenizer, example: Example) -> str:
     return tokenizer.decode(example.input_ids[example.loss_mask == 1])
+
+
+def manifest_of(folder: Path):
+    return read_manifest(describe_file(folder / MANIFEST_NAME))
 
 
 def store(

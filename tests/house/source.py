@@ -23,6 +23,15 @@ def num_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (node.end_lineno or first) - first + 1
 
 
+def num_code_lines(file: Path) -> int:
+    """Lines that hold code: neither blank, nor only a comment or a docstring."""
+    nodes = [node for node in ast.walk(parsed(file)) if isinstance(node, ast.Expr)]
+    texts = [node for node in nodes if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)]
+    said = {number for node in texts for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return sum(bool(line.strip()) and line.strip()[0] != "#" and n not in said for n, line in enumerate(lines, 1))
+
+
 def unfinished(text: str) -> list[str]:
     """Words that mark work left undone."""
     return re.findall(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError|NotImplemented)\b", text)

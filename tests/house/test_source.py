@@ -7,16 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import FILES, PACKAGE, ROOT, free_unpickling, functions, num_lines, parsed, unfinished
+from tests.house.source import (
+    FILES,
+    PACKAGE,
+    ROOT,
+    free_unpickling,
+    functions,
+    num_code_lines,
+    num_lines,
+    parsed,
+    unfinished,
+)
 
-_MAX_FILE, _MAX_FUNCTION, _MAX_PRODUCT = 400, 50, 10_000
+_MAX_FILE, _MAX_FUNCTION, _MAX_CODE = 400, 50, 10_000
 _NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "managers", "tools"}
 
 
 def test_no_file_is_long():
     sizes = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in FILES}
     assert {name: size for name, size in sizes.items() if size > _MAX_FILE} == {}
-    assert sum(sizes.values()) <= _MAX_PRODUCT
+    assert sum(map(num_code_lines, FILES)) <= _MAX_CODE
 
 
 def test_no_function_is_long():

@@ -6,9 +6,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MambaConfig
 
 from burnish.errors import ConfigError
-from burnish.models.load import export_folder, load_model, read_card, read_tokenizer
+from burnish.models.load import bring_model, export_folder, load_model, read_card, read_tokenizer
 from tests.models.families import FAMILIES
 from tests.toys import T3, save_model, save_tokenizer
+
+
+def bring(folder):
+    return bring_model(str(folder), weights=True, cache_dir=None, force_recache=False, disable_cache=False)
 
 
 def test_card_of_a_folder(model_dir):
@@ -45,9 +49,11 @@ def test_a_missing_model_is_named(path, read):
 def test_pickled_weights_are_refused(model_dir, tmp_path):
     (tmp_path / "config.json").write_text((model_dir / "config.json").read_text())
     with pytest.raises(ConfigError, match="no weights"):
-        read_card(str(tmp_path))
+        bring(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"only pickled weights \(pytorch_model.bin\)"):
+        bring(tmp_path)
+    with pytest.raises(ConfigError, match="its model cannot be read"):
         load_model(str(tmp_path))
 
 
@@ -59,8 +65,9 @@ def test_a_model_without_tokenizer_gets_no_made_up_one(model_dir, tmp_path):
 
 
 def test_a_folder_without_config_is_named(tmp_path):
+    (tmp_path / "model.safetensors").touch()
     with pytest.raises(ConfigError, match=r"no config\.json"):
-        read_card(str(tmp_path))
+        bring(tmp_path)
 
 
 def test_sampling_settings_without_sampling_are_mended_at_the_start(tmp_path, caplog):

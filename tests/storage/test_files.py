@@ -18,7 +18,7 @@ def test_hidden_entries_are_left_out_and_links_followed(tmp_path):
     files = list_files(tmp_path / "store")
     assert [file.name for file in files] == ["a/1", "d", "e e/#5%", "f/6", "g"]
     assert [file.size for file in files] == [3, 1, 7, 0, 1]
-    assert all(file.path == tmp_path / "store" / file.name for file in files)
+    assert all(file.uri == str(tmp_path / "store" / file.name) for file in files)
 
 
 def test_identity_tells_versions_apart(tmp_path):
