@@ -68,7 +68,7 @@ class Frame:
         return max(fitting)
 
 
-def _user(number: int) -> Message:
+def user(number: int) -> Message:
     return {"role": "user", "content": f"Uq{number}zu"}
 
 
@@ -79,13 +79,13 @@ def _assistant(content: str, **more: Any) -> Message:
 _CALLS = [{"type": "function", "id": "call00001", "function": {"name": "fn", "arguments": {"k": "v"}}}]
 _PARAMETERS = {"type": "object", "properties": {"k": {"type": "string", "description": "K"}}, "required": ["k"]}
 TOOL = {"type": "function", "function": {"name": "fn", "description": "F", "parameters": _PARAMETERS}}
-USER = _user(1)
+USER = user(1)
 CALL = _assistant("", tool_calls=_CALLS)
 RESULT: Message = {"role": "tool", "content": "Rq0zr", "name": "fn", "tool_call_id": "call00001"}
 _SYSTEM: Message = {"role": "system", "content": "Sq0zs"}
 _EARLIER = _assistant("Pq9zp")
 # First and last letters all differ, so that no letter of a content can be taken for header or terminator.
-_REPLIES = (_assistant("Xq1zx"), _assistant("7Yq1zy"), _assistant("Ωq1zw"))
+REPLIES = (_assistant("Xq1zx"), _assistant("7Yq1zy"), _assistant("Ωq1zw"))
 _RICH_REPLIES = (
     CALL,
     _assistant("Xq1zx", tool_calls=_CALLS),
@@ -97,16 +97,16 @@ _Place: TypeAlias = tuple[list[Message], list[Message]]
 _AFTER_USER: Sequence[_Place] = (
     ([USER], []),
     ([_SYSTEM, USER], []),
-    ([USER, _EARLIER, _user(2)], []),
-    ([USER], [_user(2), _EARLIER]),
-    ([USER], [_user(2)]),
+    ([USER, _EARLIER, user(2)], []),
+    ([USER], [user(2), _EARLIER]),
+    ([USER], [user(2)]),
 )
 _AFTER_TOOL: Sequence[_Place] = (
     ([USER, CALL, RESULT], []),
-    ([USER, CALL, RESULT], [_user(2), _EARLIER]),
+    ([USER, CALL, RESULT], [user(2), _EARLIER]),
     ([USER, {**CALL, "content": "Pq9zp"}, RESULT], []),
 )
-_FIRST: Sequence[_Place] = (([], []), ([], [_user(2)]), ([], [_user(2), _EARLIER]))
+_FIRST: Sequence[_Place] = (([], []), ([], [user(2)]), ([], [user(2), _EARLIER]))
 
 
 class Probe:
@@ -169,8 +169,8 @@ def learn_frame(probe: Probe, special: re.Pattern[str]) -> Frame:
     Raises:
         UnprovenError: turns have no common form, or text follows the terminator.
     """
-    after_user = [probe.blocks(before, _REPLIES, after) for before, after in _AFTER_USER]
-    after_tool = [probe.blocks(before, _REPLIES, after) for before, after in _AFTER_TOOL]
+    after_user = [probe.blocks(before, REPLIES, after) for before, after in _AFTER_USER]
+    after_tool = [probe.blocks(before, REPLIES, after) for before, after in _AFTER_TOOL]
     first = _first_blocks(probe)
     plain = [blocks for blocks in after_user if len(blocks) > 1] or [blocks for blocks in first if len(blocks) > 1]
     if not plain:
@@ -181,7 +181,7 @@ def learn_frame(probe: Probe, special: re.Pattern[str]) -> Frame:
     )
     header = _header([block for blocks in (*plain, *rich) for block in blocks], prompts)
     tool_blocks = [blocks for blocks in after_tool if len(blocks) > 1]
-    tails = [_common_suffix(blocks) for blocks in (*plain, *tool_blocks)]
+    tails = [common_suffix(blocks) for blocks in (*plain, *tool_blocks)]
     terminators = _terminators(tails, [block for blocks in rich for block in blocks if "fn" in block], special)
     return Frame(
         header=header,
@@ -189,14 +189,14 @@ def learn_frame(probe: Probe, special: re.Pattern[str]) -> Frame:
         first_headers=_first_headers(first, header, prompts),
         tool_headers=_tool_headers(tool_blocks, header, prompts),
         terminators=terminators,
-        tail=_common_suffix(tails) if not terminators else "",
+        tail=common_suffix(tails) if not terminators else "",
     )
 
 
 def _first_blocks(probe: Probe) -> list[list[str]]:
     """Blocks of turns that open a conversation; none where the template takes its first message apart."""
     try:
-        return [probe.blocks(before, _REPLIES, after) for before, after in _FIRST]
+        return [probe.blocks(before, REPLIES, after) for before, after in _FIRST]
     except UnprovenError:
         return []
 
@@ -264,7 +264,7 @@ def common_prefix(texts: Iterable[str]) -> str:
     return ordered[0][: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))] if ordered else ""
 
 
-def _common_suffix(texts: Iterable[str]) -> str:
+def common_suffix(texts: Iterable[str]) -> str:
     return common_prefix(text[::-1] for text in texts)[::-1]
 
 

@@ -3,6 +3,7 @@
 The rule: the text cannot change. Marks are empty strings put into the compiled template; only their places count.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -45,6 +46,7 @@ class MarkedTemplate:
         """Compile ``source`` once more, with marks, in the environment of ``plain``."""
         self._plain = plain
         self._numbers: dict[int, int] = {}
+        self.has_markers = re.search(r"{%[-+]?\s*generation\s*[-+]?%}", source) is not None
         self.sought = _sought(plain.environment.parse(source))
         """Words that the template looks for in texts."""
         environment = plain.environment.overlay()
@@ -59,6 +61,16 @@ class MarkedTemplate:
     def render_plain(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool, **variables: Any) -> str:
         """The text without marks, with the generation prompt or without."""
         return self._plain.render(messages=messages, add_generation_prompt=prompt, documents=None, **variables)
+
+    def render_markers(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> tuple[str, list[Span]]:
+        """The text, and what ``generation`` blocks wrote of it, as the template's environment tracks them."""
+        parts: list[str] = []
+        spans: list[Span] = []
+        with self._plain.environment.activate_tracker(parts, spans):  # type: ignore[attr-defined]
+            parts.extend(
+                self._plain.generate(messages=messages, add_generation_prompt=False, documents=None, **variables)
+            )
+        return "".join(parts), spans
 
     def render(self, messages: Sequence[dict[str, Any]], **variables: Any) -> Rendered:
         """The text, and what was written for which message.

@@ -6,12 +6,15 @@ The rule: each span is checked on the conversation itself, and what cannot be pr
 import json
 import re
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from burnish.data.chat import REASONING_KEYS, Conversation, Message
-from burnish.data.frames import CALL, RESULT, TOOL, USER, Frame, Probe, UnprovenError, learn_frame, only_block
+from burnish.data.frames import CALL, REPLIES, RESULT, TOOL, USER, Frame, Probe, UnprovenError, learn_frame, only_block
+from burnish.data.markers import BY_MARKERS, MarkerReader
 from burnish.data.template import TEMPLATE_FAULTS, MarkedTemplate, Rendered, Span
 
+LEFT_OUT = "the chat template leaves out the text of some"
 MAX_SHAPES = 4096
 """Shapes of conversations remembered at a time."""
 
@@ -43,7 +46,9 @@ class TurnFinder:
         self._special = re.compile("|".join(map(re.escape, sorted(special_tokens, key=len, reverse=True))) or r"(?!)")
         self._frames: dict[bool, Frame | UnprovenError] = {}
         self._shapes: dict[Hashable, str] = {}
-        self._arguments_as_text = self._wants_text_arguments()
+        self._notices: set[str] = set()
+        self._form = self._choose_form()
+        self._markers = MarkerReader(template, variables=self._variables, prepare=self.prepare, special=self._special)
 
     def find(self, conversation: Conversation, *, turns: Sequence[int]) -> Found:
         """The text of ``conversation`` and the span of each of its messages ``turns``, terminator included.
@@ -51,16 +56,21 @@ class TurnFinder:
         Raises:
             UnprovenError: a span cannot be proven, or the template cannot render this.
         """
-        tools = list(conversation.tools) or None
-        messages = self.prepare(conversation.messages)
-        frame = self.frame(with_tools=tools is not None)
-        rendered = self._render(messages, tools)
-        is_new = self._check_shape(messages, tools, turns)
-        return Found(rendered.text, [self._span(frame, rendered, messages, turn) for turn in turns], is_new)
+        messages, tools = conversation.messages, list(conversation.tools) or None
+        try:
+            frame = self.frame(with_tools=tools is not None)
+            rendered = self._render(messages, tools)
+            is_new = self._check_shape(messages, tools, turns)
+            spans = [self._span(frame, rendered, messages, turn) for turn in turns]
+            return Found(rendered.text, spans, is_new)
+        except UnprovenError as reason:
+            if not self._template.has_markers:
+                raise
+            return self._find_by_markers(messages, tools, turns, reason)
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template gets them: plain copies, tool arguments as text where it wants that."""
-        return [_copy_message(message, self._arguments_as_text) for message in messages]
+        """The messages as the template gets them: copies, since blocks are told apart by the identity of messages."""
+        return [self._form.of(message) for message in messages]
 
     def frame(self, *, with_tools: bool) -> Frame:
         """What the template writes around an assistant's text; learnt once.
@@ -82,7 +92,7 @@ class TurnFinder:
     def notices(self) -> set[str]:
         """What a user should know of the frames learnt so far."""
         frames = [frame for frame in self._frames.values() if isinstance(frame, Frame)]
-        found = {
+        found = self._notices | {
             "the chat template closes no assistant turn; the end is not learnt" for f in frames if not f.terminators
         }
         for terminator in {terminator for frame in frames for terminator, _ in frame.terminators}:
@@ -92,7 +102,7 @@ class TurnFinder:
 
     def _render(self, messages: Sequence[Message], tools: Any) -> Rendered:
         try:
-            return self._template.render(messages, tools=tools, **self._variables)
+            return self._template.render(self.prepare(messages), tools=tools, **self._variables)
         except TEMPLATE_FAULTS as error:
             raise UnprovenError(f"the template cannot render this ({type(error).__name__}: {error})") from error
 
@@ -107,6 +117,16 @@ class TurnFinder:
             raise UnprovenError(f"message {turn}: the template leaves its content out")
         return start + header, start + close
 
+    def _find_by_markers(
+        self, messages: Sequence[Message], tools: Any, turns: Sequence[int], reason: UnprovenError
+    ) -> Found:
+        try:
+            text, spans = self._markers.find(messages, _with_words(messages), tools)
+        except UnprovenError as other:
+            raise UnprovenError(f"{reason}; {other}") from other
+        self._notices.add(BY_MARKERS)
+        return Found(text, [spans[turn] for turn in turns], True)
+
     def _check_shape(self, messages: Sequence[Message], tools: Any, turns: Sequence[int]) -> bool:
         """Where the texts of messages come out, tried once for all conversations of this shape; whether this was it.
 
@@ -116,7 +136,8 @@ class TurnFinder:
         shape = (*(self._shape(message) for message in messages), bool(tools), *turns)
         is_new = shape not in self._shapes
         if is_new:
-            worded = self._render([_with_words(message, i) for i, message in enumerate(messages)], tools)
+            worded = self._render(_with_words(messages), tools)
+            self._notices |= {f"{LEFT_OUT} {messages[i]['role']} turns" for i in _left_out(worded, messages)}
             if len(self._shapes) == MAX_SHAPES:
                 self._shapes.clear()
             self._shapes[shape] = _misplaced_word(worded, turns)
@@ -136,24 +157,37 @@ class TurnFinder:
         variables = {**self._variables, "tools": [TOOL] if with_tools else None}
         return Probe(self._template, variables=variables, prepare=self.prepare)
 
-    def _wants_text_arguments(self) -> bool:
-        """Whether tool call arguments come out right only as JSON text."""
-        for as_text in (False, True):
-            call = _copy_message(CALL, as_text)
-            try:
-                text = self._template.render([USER, call, RESULT], tools=None, **self._variables).text
-            except TEMPLATE_FAULTS:
-                continue
-            if "{'k'" not in text:
-                return as_text
-        return False
+    def _choose_form(self) -> "_Form":
+        """How the template wants texts and the arguments of tool calls, tried out."""
+        text = REPLIES[0]["content"]
+        as_parts = not self._writes(text, _Form(), REPLIES[0]) and bool(self._writes(text, _Form(True), REPLIES[0]))
+        forms = (_Form(as_parts), _Form(as_parts, arguments_as_text=True))
+        return next((form for form in forms if self._writes("{'k'", form, CALL, RESULT) is False), forms[0])
+
+    def _writes(self, text: str, form: "_Form", *turns: Message) -> bool | None:
+        """Whether ``text`` comes out of a conversation; ``None`` where the template raises."""
+        try:
+            messages = [form.of(message) for message in (USER, *turns)]
+            return text.lower() in self._template.render(messages, tools=None, **self._variables).text.lower()
+        except TEMPLATE_FAULTS:
+            return None
 
 
-def _copy_message(message: Message, arguments_as_text: bool) -> Message:
-    """A new dict, since blocks are told apart by the identity of their message."""
-    if not arguments_as_text or "tool_calls" not in message:
-        return dict(message)
-    return {**message, "tool_calls": [_call_as_text(call) for call in message["tool_calls"]]}
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How messages are given to a template."""
+
+    content_as_parts: bool = False
+    arguments_as_text: bool = False
+
+    def of(self, message: Message) -> Message:
+        """A new dict."""
+        message = dict(message)
+        if self.content_as_parts and "content" in message:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        if self.arguments_as_text and "tool_calls" in message:
+            message["tool_calls"] = [_call_as_text(call) for call in message["tool_calls"]]
+        return message
 
 
 def _call_as_text(call: dict[str, Any]) -> dict[str, Any]:
@@ -162,15 +196,22 @@ def _call_as_text(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
 
 
-def _with_words(message: Message, number: int) -> Message:
-    """``message`` with a word in the middle of its content (c) and of its reasoning (r), wherever there is any."""
-    words = {"content": f"qz{number:06d}czq", **dict.fromkeys(REASONING_KEYS, f"qz{number:06d}rzq")}
-    marked = dict(message)
-    for key, word in words.items():
-        text = message.get(key)
-        if isinstance(text, str) and text.strip():
-            marked[key] = text[: len(text) // 2] + word + text[len(text) // 2 :]
-    return marked
+def _with_words(messages: Sequence[Message]) -> list[Message]:
+    """With a word in the middle of each content (c) and of its reasoning (r), wherever there is any."""
+    worded = [dict(message) for message in messages]
+    for number, message in enumerate(worded):
+        for key in ("content", *REASONING_KEYS):
+            text = message.get(key)
+            if isinstance(text, str) and text.strip():
+                word = f"qz{number:06d}{'c' if key == 'content' else 'r'}zq"
+                message[key] = text[: len(text) // 2] + word + text[len(text) // 2 :]
+    return worded
+
+
+def _left_out(rendered: Rendered, messages: Sequence[Message]) -> list[int]:
+    """Messages whose content does not come out of ``_with_words``."""
+    written = {int(number) for number in re.findall(r"(?i)qz(\d{6})czq", rendered.text)}
+    return [i for i, message in enumerate(messages) if i not in written and message.get("content", "").strip()]
 
 
 def _misplaced_word(rendered: Rendered, turns: Sequence[int]) -> str:

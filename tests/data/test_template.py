@@ -4,6 +4,7 @@ import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from burnish.data.frames import UnprovenError
+from burnish.data.markers import BY_MARKERS
 from burnish.data.template import MarkedTemplate
 from burnish.data.turns import TurnFinder
 from tests.data.families import FAMILIES
@@ -178,3 +179,105 @@ def test_marks_do_not_change_the_text(source):
     variables = {"bos_token": "<s>", "eos_token": "<e>", "tools": None}
     expected = plain.render(messages=row, add_generation_prompt=False, **variables)
     assert MarkedTemplate(plain, source=source).render(row, **variables).text == expected
+
+
+MARKED = "{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<|im_end|>\\n' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>\\n' }}{% endif %}"
+COPIED = (
+    "{% set ns = namespace(l=[]) %}"
+    + LOOP
+    + "{% set ns.l = ns.l + [dict(role=m.role, content=m.content)] %}{% endfor %}{% for m in ns.l %}"
+)
+WITH_MARKERS = {
+    "the newline after the end inside": COPIED + MARKED + "{% endfor %}" + PROMPT,
+    "the header inside": COPIED
+    + MARKED.replace(
+        "{{ '<|im_start|>' + m.role + '\\n' }}{% if m.role == 'assistant' %}{% generation %}",
+        "{% if m.role == 'assistant' %}{% generation %}{{ '<|im_start|>' + m.role + '\\n' }}",
+    ).replace("{% else %}", "{% else %}{{ '<|im_start|>' + m.role + '\\n' }}")
+    + "{% endfor %}"
+    + PROMPT,
+    "the end outside": COPIED
+    + MARKED.replace(
+        "m.content + '<|im_end|>\\n' }}{% endgeneration %}", "m.content }}{% endgeneration %}{{ '<|im_end|>\\n' }}"
+    )
+    + "{% endfor %}"
+    + PROMPT,
+    "last one unrolled": "{% for m in messages[:-1] %}"
+    + MARKED
+    + "{% endfor %}{% set m = messages[-1] %}"
+    + MARKED
+    + PROMPT,
+}
+
+
+@pytest.mark.parametrize("source", WITH_MARKERS.values(), ids=WITH_MARKERS)
+def test_markers_serve_where_loops_do_not(source):
+    assert spans(source, chat(*FOUR)) == ["a one<|im_end|>", "a two<|im_end|>", "a three<|im_end|>"]
+    assert spans(source, chat(*FOUR), turns=[5]) == ["a three<|im_end|>"]
+    assert spans(source, chat("q", "x<|im_end|>\n")) == ["x<|im_end|>\n<|im_end|>"]
+    found = finder(source)
+    found.find(read(chat("q", "a")), turns=[1])
+    assert found.notices == {BY_MARKERS}
+
+
+NOT_BY_MARKERS = {
+    "one for all turns": (
+        COPIED.replace("{% for m in ns.l", "{% generation %}{% for m in ns.l")
+        + BODY
+        + "{% endfor %}{% endgeneration %}"
+        + PROMPT,
+        "1 generation markers for 3",
+    ),
+    "no generation prompt": (WITH_MARKERS["the header inside"].removesuffix(PROMPT), "generation prompt"),
+    "nothing closes": (
+        WITH_MARKERS["the end outside"].replace("{{ '<|im_end|>\\n' }}", "{{ '\\n' }}"),
+        "no special token closes",
+    ),
+    "a user's text inside": (
+        WITH_MARKERS["the end outside"].replace(
+            "m.content }}{% endgen", "m.content + (ns.l[0].content if loop.index > 5 else '') }}{% endgen"
+        ),
+        "message 0: its text is not where",
+    ),
+    "fewer than turns": (
+        WITH_MARKERS["the end outside"].replace("m.role == 'assistant'", "m.role == 'assistant' and loop.index < 5"),
+        "2 generation markers for 3",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "reason"), NOT_BY_MARKERS.values(), ids=NOT_BY_MARKERS)
+def test_markers_that_prove_nothing_are_refused(source, reason):
+    with pytest.raises(UnprovenError, match=f"outside any loop.*; .*{reason}"):
+        spans(source, chat(*FOUR))
+
+
+def test_a_template_that_takes_only_parts_gets_parts():
+    source = CHATML.replace(
+        "m['content']", "(m['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | join)"
+    )
+    row = {
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+        ]
+    }
+    assert spans(source, row) == ["a<|im_end|>"]
+    quiet = CHATML.replace("m['content']", "(m['content'][0]['text'] if m['content'] is not string else '')")
+    assert spans(quiet, row) == ["a<|im_end|>"]
+
+
+def test_text_that_the_template_leaves_out_is_told():
+    found = finder("{% for m in messages if m.role != 'developer' %}" + BODY + "{% endfor %}" + PROMPT)
+    turns = [("developer", "d"), ("user", "q"), ("assistant", "a")]
+    found.find(read({"messages": [{"role": role, "content": text} for role, text in turns]}), turns=[2])
+    assert found.notices == {"the chat template leaves out the text of some developer turns"}
+
+
+def test_a_template_that_looks_for_a_word_is_tried_with_it_and_without():
+    copy = "(messages[0].content if '[why]' in m.content else '')"
+    found = finder(CHATML.replace("m['content'] +", f"m['content'] + {copy} +"))
+    assert found.find(read(chat("q", "plain")), turns=[1]).spans
+    with pytest.raises(UnprovenError, match="text of message 0 into this turn"):
+        found.find(read(chat("q", "a and a [why]")), turns=[1])
+    assert not found.find(read(chat("q", "other")), turns=[1]).is_new
