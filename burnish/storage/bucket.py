@@ -34,6 +34,8 @@ _CLIENT: Any = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "10m
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "RequestExpired")
+_ELSEWHERE = "Received redirect"
+"""What the client says of a bucket that answers from another region."""
 _T = TypeVar("_T")
 
 
@@ -45,7 +47,7 @@ class Object:
     size: int
     """Bytes."""
     etag: str | None
-    """As the bucket gives it, quotes included."""
+    """Quotes included."""
     version: str
     """Changes with the content: the ETag, or else when it was written."""
 
@@ -64,7 +66,7 @@ class Bucket:
         Raises:
             StorageError: the listing could not be had whole.
         """
-        found = self._call(key, lambda store: obstore.list(store, key or None).collect())
+        found = self._call(key, lambda store: _list_all(store, key))
         # Some tools mark a folder by an empty object of its name.
         found = [meta for meta in found if meta["path"] != key]
         if not found and key:
@@ -92,7 +94,7 @@ class Bucket:
 
         def get(store: Any) -> memoryview:
             answer = obstore.get(store, wanted.key, options=options)
-            if answer.meta["size"] != wanted.size or answer.meta["e_tag"] not in (wanted.etag, None):
+            if answer.meta["size"] != wanted.size or _etag(answer.meta) not in (wanted.etag, None):
                 raise PreconditionError
             body = memoryview(answer.bytes())
             if len(body) != stop - start:
@@ -130,9 +132,10 @@ class Bucket:
                 raise
             except BaseError as error:
                 status, code = _answer(error)
+                answered = bool(status) or _ELSEWHERE in str(error)  # the client has tried again what may pass
                 if (code in _EXPIRED or status == 401) and not renewed:
                     self._store, renewed = _connect(self._scheme, self._name), True
-                elif status or attempt == BODY_TRIES:  # the client itself has tried again what may pass
+                elif answered or attempt == BODY_TRIES:
                     raise self._explain(key, error) from None
                 else:
                     time.sleep(0.2 * 2**attempt)
@@ -151,7 +154,7 @@ class Bucket:
         if status == 403:
             fix = f"let these credentials list and read the {place}, or use others"
             return StorageError(self.uri(key), f"access is denied ({said})", fix=fix)
-        if status in (301, 307) or "redirect" in said:
+        if _ELSEWHERE in said or code == "AuthorizationHeaderMalformed":
             fix = "set AWS_REGION to the bucket's region"
             return StorageError(self.uri(key), f"the {place} is in another region ({said})", fix=fix)
         if status == 404:
@@ -181,8 +184,24 @@ def open_bucket(uri: str) -> tuple[Bucket, str]:
     return _bucket(scheme, name), key
 
 
-def _describe(meta: Any) -> Object:
+def _list_all(store: Any, key: str) -> list[Any]:
+    """Asks again after the last key until nothing is there: an answer that is no page looks like the last one."""
+    found: list[Any] = []
+    last = ""
+    while more := [m for m in obstore.list(store, key or None, offset=last or None).collect() if m["path"] > last]:
+        found += more
+        last = max(meta["path"] for meta in more)
+    return found
+
+
+def _etag(meta: Any) -> str | None:
+    """Some buckets quote it in one answer and not in another."""
     etag = meta["e_tag"]
+    return etag if etag is None or etag.endswith('"') else f'"{etag}"'
+
+
+def _describe(meta: Any) -> Object:
+    etag = _etag(meta)
     return Object(meta["path"], meta["size"], etag, etag or meta["version"] or meta["last_modified"].isoformat())
 
 
