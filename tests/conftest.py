@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.storage.faults import faulty  # noqa: F401
+from tests.storage.faults import faulty, impatient  # noqa: F401
 from tests.storage.servers import google_bucket, google_server, no_clouds, s3_bucket, s3_server  # noqa: F401
 from tests.toys import save_model
 

@@ -12,6 +12,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
 from typing import Any
@@ -181,6 +182,17 @@ def faulty(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fault
         yield proxy
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gives up after a second, not after minutes."""
+    from burnish.storage import bucket
+
+    backoff = {"init_backoff": timedelta(seconds=0.05), "max_backoff": timedelta(seconds=0.2), "base": 2}
+    monkeypatch.setitem(bucket.RETRIES, "max_retries", 2)
+    monkeypatch.setitem(bucket.RETRIES, "backoff", backoff)
+    monkeypatch.setattr(bucket, "BODY_TRIES", 2)
+
+
 @contextmanager
 def faults(upstream: str) -> Iterator[FaultProxy]:
     """A proxy for the server at ``upstream``."""
@@ -238,8 +250,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _fetch(self, body: bytes) -> Reply:
         connection = http.client.HTTPConnection(urllib.parse.urlsplit(self.proxy.upstream).netloc, timeout=60)
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
-        try:  # the Host is the client's, which it has signed
+        signed = "Credential=" in self.headers.get("Authorization", "")  # with the client's Host
+        own = {"connection"} if signed else {"connection", "host"}
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in own}
+        try:
             connection.request(self.command, self.path, body or None, headers)
             response = connection.getresponse()
             content = response.read()

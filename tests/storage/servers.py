@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,7 @@ def _identities() -> Iterator[dict[str, Any]]:
         yield {"name": key.lower(), "credentials": credentials, "actions": actions}
 
 
+@lru_cache
 def _s3_client(url: str, bucket: str) -> Any:
     from obstore.store import S3Store
 
