@@ -22,8 +22,8 @@ class Request:
 
     first: str
     """What stands before the config where a command has such: a checkpoint, or what to inspect."""
-    file: Path | None
-    """RUN.yaml."""
+    second: str
+    """RUN.yaml, or the store to inspect."""
     overrides: tuple[str, ...]
     """``key=value`` of config keys."""
     own: Mapping[str, str]
@@ -32,7 +32,7 @@ class Request:
 
     def config(self, purpose: Purpose = Purpose.TRAIN) -> SFTConfig:
         """The config these words name."""
-        return load_config(self.file, self.overrides, purpose=purpose)
+        return load_config(Path(self.second) if self.second else None, self.overrides, purpose=purpose)
 
     def required(self, key: str) -> str:
         """The value of one of the command's own keys that must be there."""
@@ -49,12 +49,7 @@ class Request:
 
     def whole(self, key: str) -> int | None:
         """The same as a number; none when not given."""
-        if key not in self.own:
-            return None
-        try:
-            return read_whole(self.own[key])
-        except ValueError as error:
-            raise ConfigError([Problem(key, self.own[key], str(error), f"write digits, such as {key}=8")]) from None
+        return _whole(key, self.own[key]) if key in self.own else None
 
 
 def train(request: Request) -> int:
@@ -100,16 +95,36 @@ def tokenize(request: Request) -> int:
 
 
 def inspect(request: Request) -> int:
-    """Show rows."""
+    """Show rows or stats."""
+    if request.first == "stats":
+        return _inspect_stats(request)
     if request.first != "rows":
         message = "not built yet" if request.first else "is missing"
-        raise ConfigError([Problem("inspect", request.first, message, "write burnish inspect rows")])
+        raise ConfigError([Problem("inspect", request.first, message, "write burnish inspect rows, or stats")])
     row, sample = request.whole("row"), request.whole("sample")
     html = request.local_path("html") if "html" in request.own else None
     config = request.config()
     from burnish.inspect.rows import show_rows
 
     show_rows(config, row=row, sample=sample, html=html)
+    return _DONE
+
+
+def _inspect_stats(request: Request) -> int:
+    if not request.second:
+        fix = "write burnish inspect stats PATH, or the s3:// or gs:// URI of a store"
+        raise ConfigError([Problem("inspect stats", None, "names no store", fix)])
+    given = dict(word.split("=", 1) for word in request.overrides)
+    if unknown := [key for key in given if key not in ("max_length", "cache_dir")]:
+        raise ConfigError(
+            [Problem(unknown[0], given[unknown[0]], "is no key of inspect stats", "give max_length or cache_dir")]
+        )
+    max_length = _whole("max_length", given["max_length"]) if "max_length" in given else None
+    from burnish.data.store import open_store
+    from burnish.inspect.stats import show_stats
+
+    store = open_store(request.second, name=request.second, max_length=max_length, cache_dir=given.get("cache_dir"))
+    show_stats(store)
     return _DONE
 
 
@@ -139,6 +154,13 @@ def export(request: Request) -> int:
         folder = api.export(Path(request.first), out=out)
     print(folder)
     return _DONE
+
+
+def _whole(key: str, value: str) -> int:
+    try:
+        return read_whole(value)
+    except ValueError as error:
+        raise ConfigError([Problem(key, value, str(error), f"write digits, such as {key}=8")]) from None
 
 
 @contextlib.contextmanager

@@ -47,9 +47,10 @@ COMMANDS = {
         own={"out": "folder to write; required"},
     ),
     "inspect": Command(
-        "show decoded rows, their trained tokens coloured (rows); packs, stats, plan, step, memory are not built yet",
+        "show decoded rows, their trained tokens coloured (rows), or the manifest and histograms of a store (stats STORE); "
+        "packs, plan, step, memory are not built yet",
         commands.inspect,
-        first="rows",
+        first="rows|stats",
         own={"row": "number of the one row to show", "sample": "how many rows, drawn", "html": "page to write instead"},
     ),
     "eval": Command(
@@ -117,11 +118,11 @@ def _run_command(name: str, words: Sequence[str]) -> int:
 def _sorted(command: Command, words: Sequence[str], *, as_json: bool) -> Request:
     rest = list(words)
     first = rest.pop(0) if command.first and rest and not is_assignment(rest[0]) else ""
-    file = Path(rest.pop(0)) if rest and not is_assignment(rest[0]) else None
+    second = rest.pop(0) if rest and not is_assignment(rest[0]) else ""
     assigned = [(word, *word.partition("=")[::2]) for word in rest]
     own = {key: value for _, key, value in assigned if key in command.own}
     overrides = tuple(word for word, key, _ in assigned if key not in command.own)
-    return Request(first=first, file=file, overrides=overrides, own=own, as_json=as_json)
+    return Request(first=first, second=second, overrides=overrides, own=own, as_json=as_json)
 
 
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:

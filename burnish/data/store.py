@@ -93,7 +93,7 @@ def open_store(
         raise DataError(place, "was changed while it was read", fix="start again when it is written")
     index = read_index(index_folder)
     report = _make_report(name, place, index, manifests.get(""))
-    return Store(report, shards=shards, files=arrows, index=index, folder=index_folder)
+    return Store(report, shards=shards, files=arrows, index=index, folder=index_folder, manifest=manifests.get(""))
 
 
 def _bring_shards(
@@ -131,11 +131,20 @@ class Store:
     """An ``ExampleStore`` over mapped files; a row of it is a view of them."""
 
     def __init__(
-        self, report: StoreReport, *, shards: Sequence[Shard], files: Sequence[Path], index: Index, folder: Path
+        self,
+        report: StoreReport,
+        *,
+        shards: Sequence[Shard],
+        files: Sequence[Path],
+        index: Index,
+        folder: Path,
+        manifest: Manifest | None,
     ) -> None:
         """Map the Arrow ``files`` that hold the rows of ``shards``, and the entries of their ``index`` in ``folder``."""
         self.name = report.name
         self.report = report
+        self.manifest = manifest
+        """What the store says of itself."""
         self.fingerprint: str = index.digest[:32]
         """Of the kept rows' tokens, masks and sizes; the same at another path and in another format or width."""
         self._starts = index.starts

@@ -99,12 +99,11 @@ def test_the_words_of_a_command_are_sorted():
     request = _sorted(COMMANDS["inspect"], words, as_json=False)
     assert request == Request(
         first="rows",
-        file=request.file,
+        second="a/run=1.yaml",
         overrides=("num_steps=5",),
         own={"row": "3", "html": "x=y.html"},
         as_json=False,
     )
-    assert str(request.file) == "a/run=1.yaml"
     assert request.whole("row") == 3
 
 
