@@ -282,8 +282,11 @@ def _resolve(path: str, spec: str, splits: dict[str, RawRows]) -> RawRows:
 
 @lru_cache(maxsize=1)
 def _row_group(shard: Shard, group: int) -> pa.Table:
-    with source_named(shard), damage_named(shard.path), pq.ParquetFile(shard.path, memory_map=True) as parquet:
-        return parquet.read_row_group(group)
+    options: Any = {"memory_map": True, "page_checksum_verification": True}
+    with source_named(shard), damage_named(shard.path), pq.ParquetFile(shard.path, **options) as parquet:
+        table = parquet.read_row_group(group)
+        table.validate(full=True)
+        return table
 
 
 def _fingerprint(name: str, path: Path) -> str:

@@ -46,7 +46,7 @@ def write_shard(folder: Path, number: int, rows, *, kind: str, chunk: int = 3, *
         pack = {"jsonl.gz": gzip.compress, "jsonl.zst": zstandard.compress}.get(kind, bytes)
         file.write_bytes(pack(text.encode()))
     elif kind == "parquet":
-        pq.write_table(to_table(rows, **types), file, row_group_size=max(1, chunk))
+        pq.write_table(to_table(rows, **types), file, row_group_size=max(1, chunk), write_page_checksum=True)
     else:
         write_arrow(file, to_table(rows, **types), kind=kind, chunk=chunk)
     return file
