@@ -78,7 +78,7 @@ class Bucket:
         if len(objects) < len(found):
             problem = "has keys that differ only in empty parts (//)"
             raise StorageError(self.uri(key), problem, fix="rename them")
-        folders = {path.rpartition("/")[0] for path in objects}
+        folders = {path[: slash.start()] for path in objects for slash in re.finditer("/", path)}
         return [objects[path] for path in sorted(objects) if objects[path].size or path not in folders]
 
     def read(self, wanted: Object, *, start: int = 0, stop: int | None = None) -> memoryview:
@@ -118,28 +118,30 @@ class Bucket:
             self._call(key, lambda store: obstore.put(store, key, content, mode=mode, use_multipart=not new))
         except (AlreadyExistsError, PreconditionError) as error:
             raise StorageError(self.uri(key), "is there already", fix="name a new folder") from error
+        except FileNotFoundError as error:
+            raise self._explain(key, error) from None
 
     def uri(self, key: str) -> str:
         """The whole name of ``key``."""
         return f"{self._scheme}://{self._name}/{key}"
 
     def _call(self, key: str, action: Callable[[Any], _T]) -> _T:
-        renewed = False
-        for attempt in range(1, BODY_TRIES + 1):
+        renewed, failures = False, 0
+        while True:
             try:
                 return action(self._store)
             except (PreconditionError, AlreadyExistsError, FileNotFoundError):
                 raise
             except BaseError as error:
                 status, code = _answer(error)
-                answered = bool(status) or _ELSEWHERE in str(error)  # the client has tried again what may pass
                 if (code in _EXPIRED or status == 401) and not renewed:
                     self._store, renewed = _connect(self._scheme, self._name), True
-                elif answered or attempt == BODY_TRIES:
+                    continue
+                failures += 1
+                answered = bool(status) or _ELSEWHERE in str(error)  # the client has tried again what may pass
+                if answered or failures == BODY_TRIES:
                     raise self._explain(key, error) from None
-                else:
-                    time.sleep(0.2 * 2**attempt)
-        raise AssertionError("the last try raises")
+                time.sleep(0.2 * 2**failures)
 
     def _explain(self, key: str, error: Exception) -> StorageError:
         """Without the client's own account of the request, which is long."""
