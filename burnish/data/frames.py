@@ -22,6 +22,10 @@ class UnprovenError(Exception):
     """Which text is the assistant's own cannot be proven; says why."""
 
 
+class LeftOutError(UnprovenError):
+    """The template writes nothing of what the turn says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What a template writes around an assistant's own text."""
@@ -37,6 +41,8 @@ class Frame:
     """What closes a turn, and what follows it in the block; longest first. Empty when nothing closes it."""
     tail: str
     """Blanks at the end of every block that nothing closes."""
+    writes_calls: bool
+    """Whether tool calls come out at all."""
 
     def split(self, block: str, *, first: bool, after_tool: bool) -> tuple[int, int, int]:
         """Where in ``block`` the own text starts, where it ends, and where the terminator ends.
@@ -182,7 +188,8 @@ def learn_frame(probe: Probe, special: re.Pattern[str]) -> Frame:
     header = _header([block for blocks in (*plain, *rich) for block in blocks], prompts)
     tool_blocks = [blocks for blocks in after_tool if len(blocks) > 1]
     tails = [common_suffix(blocks) for blocks in (*plain, *tool_blocks)]
-    terminators = _terminators(tails, [block for blocks in rich for block in blocks if "fn" in block], special)
+    calls = [block for blocks in rich for block in blocks if "fn" in block]
+    terminators = _terminators(tails, calls, special)
     return Frame(
         header=header,
         prompts=tuple(prompt for prompt in prompts if prompt.startswith(header) and prompt != header),
@@ -190,6 +197,7 @@ def learn_frame(probe: Probe, special: re.Pattern[str]) -> Frame:
         tool_headers=_tool_headers(tool_blocks, header, prompts),
         terminators=terminators,
         tail=common_suffix(tails) if not terminators else "",
+        writes_calls=bool(calls),
     )
 
 

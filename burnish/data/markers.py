@@ -76,10 +76,14 @@ class MarkerReader:
     def _cut(self, text: str, span: Span, edges: _Edges) -> Span:
         start, stop = span
         inside, after = text[start:stop], text[stop:]
+        begin, end = start + len(edges.header), stop - len(edges.blanks) + len(edges.terminator)
         fits = inside.startswith(edges.header) and inside.endswith(edges.blanks) and after.startswith(edges.terminator)
-        if not fits or len(inside) < len(edges.header) + len(edges.blanks):
+        closing = list(self._special.finditer(text, begin, max(begin, end)))
+        if not fits or not closing or closing[-1].end() != end:
             raise UnprovenError("a generation marker does not begin and end as in other conversations")
-        return start + len(edges.header), stop - len(edges.blanks) + len(edges.terminator)
+        if not text[begin : closing[-1].start()].strip():
+            raise UnprovenError("a generation marker holds nothing")
+        return begin, end
 
     def _learn(self) -> _Edges:
         try:

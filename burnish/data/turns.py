@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from burnish.data.chat import REASONING_KEYS, Conversation, Message
-from burnish.data.frames import CALL, REPLIES, RESULT, TOOL, USER, Frame, Probe, UnprovenError, learn_frame, only_block
+from burnish.data.frames import (
+    CALL,
+    REPLIES,
+    RESULT,
+    TOOL,
+    USER,
+    Frame,
+    LeftOutError,
+    Probe,
+    UnprovenError,
+    learn_frame,
+    only_block,
+)
 from burnish.data.markers import BY_MARKERS, MarkerReader
 from burnish.data.template import TEMPLATE_FAULTS, MarkedTemplate, Rendered, Span
 
@@ -64,7 +76,7 @@ class TurnFinder:
             spans = [self._span(frame, rendered, messages, turn) for turn in turns]
             return Found(rendered.text, spans, is_new)
         except UnprovenError as reason:
-            if not self._template.has_markers:
+            if isinstance(reason, LeftOutError) or not self._template.has_markers:
                 raise
             return self._find_by_markers(messages, tools, turns, reason)
 
@@ -113,8 +125,10 @@ class TurnFinder:
             header, end, close = frame.split(rendered.text[start:stop], first=turn == 0, after_tool=after_tool)
         except UnprovenError as reason:
             raise UnprovenError(f"message {turn}: {reason}") from reason
-        if messages[turn].get("content", "").strip() and not rendered.text[start + header : start + end].strip():
-            raise UnprovenError(f"message {turn}: the template leaves its content out")
+        if not rendered.text[start + header : start + end].strip():
+            raise LeftOutError(f"message {turn}: the template leaves its content out")
+        if messages[turn].get("tool_calls") and not frame.writes_calls:
+            raise LeftOutError(f"message {turn}: the template leaves its tool calls out")
         return start + header, start + close
 
     def _find_by_markers(
@@ -209,9 +223,10 @@ def _with_words(messages: Sequence[Message]) -> list[Message]:
 
 
 def _left_out(rendered: Rendered, messages: Sequence[Message]) -> list[int]:
-    """Messages whose content does not come out of ``_with_words``."""
+    """Messages to the assistant whose content does not come out of ``_with_words``."""
     written = {int(number) for number in re.findall(r"(?i)qz(\d{6})czq", rendered.text)}
-    return [i for i, message in enumerate(messages) if i not in written and message.get("content", "").strip()]
+    asked = [i for i, message in enumerate(messages) if message["role"] != "assistant"]
+    return [i for i in asked if i not in written and messages[i].get("content", "").strip()]
 
 
 def _misplaced_word(rendered: Rendered, turns: Sequence[int]) -> str:
