@@ -180,7 +180,7 @@ def damage_named(file: Path) -> Iterator[None]:
     """Turn what a reader raises into an error that names ``file``."""
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError) as error:
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(str(file), f"is damaged or cut short ({error})", fix="write or copy it again") from error
 
 
@@ -217,12 +217,20 @@ def _read_parquet(file: Path) -> Iterator[pa.RecordBatch]:
     options: Any = {"buffer_size": 1 << 20, "pre_buffer": False, "page_checksum_verification": True}
     with damage_named(file), pq.ParquetFile(file, **options) as reader:
         names = [name for name in reader.schema_arrow.names if name in COLUMNS]
+        # What is at the end of the file, and the headers of its pages, have no checksums; but they say some things twice.
+        if sum(reader.metadata.row_group(i).num_rows for i in range(reader.num_row_groups)) != reader.metadata.num_rows:
+            raise pa.ArrowInvalid(f"its row groups are not its {reader.metadata.num_rows} rows")
         for group in range(reader.num_row_groups):
             meta = reader.metadata.row_group(group)
             columns = [meta.column(i) for i in range(meta.num_columns)]
             tokens = [c.num_values for c in columns if c.path_in_schema.partition(".")[0] == "input_ids"]
             size = max(1, meta.num_rows * TOKENS_A_BATCH // max(1, *tokens, meta.num_rows))
-            yield from map(_relevant, reader.iter_batches(size, row_groups=[group], columns=names))
+            read = 0
+            for batch in map(_relevant, reader.iter_batches(size, row_groups=[group], columns=names)):
+                read += len(batch)
+                yield batch
+            if names and read != meta.num_rows:
+                raise pa.ArrowInvalid(f"row group {group} has {read} of its {meta.num_rows} rows")
 
 
 def _relevant(batch: pa.RecordBatch) -> pa.RecordBatch:
