@@ -59,9 +59,9 @@ FAULTS = {
 }
 
 
-def test_all_of_them_are_read(many, proxy):
+def test_all_of_them_are_read(many, proxy, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", many.server)
     assert [ids[0] for ids, _ in rows_at(many.uri("tok"))] == list(range(NUM_OBJECTS))
-    assert proxy.count("list") == 3
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)

@@ -126,11 +126,10 @@ def forget_clients() -> None:
     bucket._bucket.cache_clear()
 
 
-def test_the_command_ends_with_2_and_one_message(s3_bucket, faulty, tmp_path, model_dir):
+def test_the_command_ends_with_2_and_one_message(s3_bucket, faulty, tmp_path):
     uri = publish(s3_bucket, "tok", SHARDS[:2])
     faulty.on("list", answer(403, "AccessDenied"))
-    command = ["check", f"model.path={model_dir}", f"pretokenized_dataset_paths=['{uri}']"]
-    done = burnish(*command, folder=tmp_path)
+    done = burnish("inspect", "stats", uri, folder=tmp_path)
     assert done.returncode == 2
     assert "access is denied (403 AccessDenied)" in done.stderr
     assert "Traceback" not in done.stderr

@@ -16,7 +16,7 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -137,9 +137,23 @@ def google_bucket(google_server: str, no_clouds: None, monkeypatch: pytest.Monke
 @contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
     """The address of a new SeaweedFS that keeps its data in ``folder``."""
-    ports = dict(zip(("master", "volume", "filer", "s3"), _free_ports(4), strict=True))
-    grpc = dict(zip(ports, _free_ports(4), strict=True))
+    with ExitStack() as stack:
+        for last in (False, False, True):
+            try:
+                url = stack.enter_context(_seaweedfs(folder / uuid.uuid4().hex))
+                break
+            except RuntimeError:  # another server was quicker to take one of the ports
+                if last:
+                    raise
+        yield url
+
+
+@contextmanager
+def _seaweedfs(folder: Path) -> Iterator[str]:
+    folder.mkdir()
     (folder / "s3.json").write_text(json.dumps({"identities": list(_identities())}))
+    names, numbers = ("master", "volume", "filer", "s3"), _free_ports(8)
+    ports, grpc = (dict(zip(names, some, strict=True)) for some in (numbers[:4], numbers[4:]))
     command = [str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}", "-ip=127.0.0.1"]
     command += ["-ip.bind=127.0.0.1", "-filer", "-s3", f"-s3.config={folder}/s3.json", "-master.telemetry=false"]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-volume.max=10000", "-master.volumeSizeLimitMB=1024"]
@@ -245,10 +259,12 @@ def _google_answers(url: str) -> bool:
 
 def _free_ports(count: int) -> list[int]:
     """Below the range that the system hands to whoever connects, so that they are still free when they are used."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            if port not in ports and probe.connect_ex(("127.0.0.1", port)) != 0:
-                ports.append(port)
+    with ExitStack() as stack:
+        ports: list[int] = []
+        while len(ports) < count:
+            probe = stack.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000)))
+                ports.append(probe.getsockname()[1])
     return ports
