@@ -15,7 +15,6 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 import xxhash
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from burnish.config.choices import Truncation
 from burnish.data.example import IntArray
 from burnish.data.formats import TOKENS_A_BATCH, Format, Shard, map_file, read_arrow, read_shard, source_named
-from burnish.data.validate import Place, Rows, check_rows, is_list
+from burnish.data.validate import Place, Rows, check_rows, is_list, list_offsets
 
 ROWS_FILE = "files.json"
 INDEX_FILE = "index.json"
@@ -125,7 +124,10 @@ def _slices(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     # Rows count as well as tokens, or a million empty ones would be one stretch.
     ends = np.arange(1, len(batch) + 1)
     if batch.schema.names.count("input_ids") == 1 and is_list(batch.column("input_ids").type):
-        ends += np.cumsum(pc.list_value_length(batch.column("input_ids")).fill_null(0), dtype=np.int64)
+        if len(batch) + len(batch.column("input_ids").values) <= TOKENS_A_BATCH:
+            yield 0, batch
+            return
+        ends += list_offsets(batch.column("input_ids"))[1:]
     start = 0
     while start < len(batch):
         before = ends[start - 1] if start else 0
@@ -164,15 +166,18 @@ def _index_shard(
     for place, rows in _checked(batches, shard.path, num_embeddings=rules.num_embeddings):
         entries, dropped = _entries(rows, mapped.address, place=place, rules=rules)
         for reason, chosen in dropped.items():
-            index.dropped[reason] = index.dropped.get(reason, 0) + int(chosen.sum())
-        keep = ~np.logical_or.reduce(list(dropped.values()))
+            index.dropped[reason] = index.dropped.get(reason, 0) + int(np.count_nonzero(chosen))
+        keep = None
+        if any(chosen.any() for chosen in dropped.values()):
+            keep = ~np.logical_or.reduce(list(dropped.values()))
+            entries = {name: values[keep] for name, values in entries.items()}
         for name, dtype in FIELDS.items():
-            outputs[name].write(entries[name][keep].astype(dtype).tobytes())
-        digest.update(rows, keep, sizes=np.stack([entries["length"], entries["targets"]], axis=1, dtype=np.int64))
-        index.rows += len(keep)
-        index.tokens += int(entries["length"][keep].sum())
-        index.targets += int(entries["targets"][keep].sum())
-        kept += int(keep.sum())
+            outputs[name].write(entries[name].astype(dtype, copy=False).data)
+        digest.update(rows, keep, sizes=[entries[name] for name in ("stored", "length", "targets")])
+        index.rows += len(rows.offsets) - 1
+        index.tokens += int(entries["length"].sum())
+        index.targets += int(entries["targets"].sum())
+        kept += len(entries["length"])
         widths = (rows.input_ids.dtype.str, rows.loss_mask.dtype.str)
     index.starts.append(kept)
     index.widths.append(widths)
@@ -182,8 +187,9 @@ def _entries(
     rows: Rows, base: int, *, place: Place, rules: Rules
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.bool_]]]:
     """The entries of all ``rows``, whose arrays lie in the file mapped at ``base``, and which to drop for what."""
-    starts, lengths = rows.offsets[:-1], np.diff(rows.offsets)
-    too_long = lengths > (rules.max_length or np.inf)
+    starts, stored = rows.offsets[:-1], rows.offsets[1:] - rows.offsets[:-1]
+    lengths = stored
+    too_long = lengths > (rules.max_length or 2**62)
     if rules.truncation is Truncation.ERROR and too_long.any():
         row = int(np.flatnonzero(too_long)[0])
         problem = f"has {lengths[row]} tokens, more than max_length={rules.max_length}"
@@ -192,9 +198,10 @@ def _entries(
         lengths = np.minimum(lengths, rules.max_length)
         too_long = np.zeros(len(lengths), np.bool_)
     entries = {
-        "row": place.first_row + np.arange(len(lengths)),
+        "row": np.arange(place.first_row, place.first_row + len(lengths)),
         "ids_at": rows.input_ids.ctypes.data - base + starts * rows.input_ids.itemsize,
         "mask_at": rows.loss_mask.ctypes.data - base + starts * rows.loss_mask.itemsize,
+        "stored": stored,
         "length": lengths,
         "targets": _count_targets(rows.loss_mask, starts, lengths),
     }
@@ -209,7 +216,8 @@ def _count_targets(mask: IntArray, starts: NDArray[np.int64], lengths: NDArray[n
     if len(edges):
         # Sums from each edge to the next; every other one lies between two rows.
         last = len(edges) - (edges[-1] == len(mask))
-        targets[some] = np.add.reduceat(_as_bytes(mask), edges[:last], dtype=np.int32)[::2]
+        narrow = np.uint16 if lengths.max() < 2**16 else np.int64  # the narrower, the faster
+        targets[some] = np.add.reduceat(_as_bytes(mask), edges[:last], dtype=narrow)[::2]
     return targets
 
 
@@ -221,21 +229,26 @@ class _Digest:
     """Of the rows' tokens, masks and sizes; the same in any integer width and however they are cut into batches."""
 
     def __init__(self) -> None:
-        self._ids, self._large_ids, self._mask, self._sizes = (xxhash.xxh3_128() for _ in range(4))
+        self._ids, self._large_ids, self._mask, *self._sizes = (xxhash.xxh3_128() for _ in range(6))
         self._tokens = 0
 
-    def update(self, rows: Rows, keep: NDArray[np.bool_], *, sizes: NDArray[np.int64]) -> None:
-        """Add the rows to ``keep``, with ``sizes`` [rows, any] that count too."""
-        self._sizes.update(np.column_stack([np.diff(rows.offsets), sizes])[keep])
-        for start, stop in np.flatnonzero(np.diff(keep, prepend=False, append=False)).reshape(-1, 2):
+    def update(self, rows: Rows, keep: NDArray[np.bool_] | None, *, sizes: Sequence[NDArray[np.int64]]) -> None:
+        """Add the rows to ``keep``, ``None`` for all, and three ``sizes`` of each, [kept rows]."""
+        for part, values in zip(self._sizes, sizes, strict=True):
+            part.update(values.data)
+        spans = [[0, len(rows.offsets) - 1]]
+        if keep is not None:
+            spans = np.flatnonzero(np.diff(keep, prepend=False, append=False)).reshape(-1, 2).tolist()
+        mask = _as_bytes(rows.loss_mask)
+        for start, stop in spans:
             tokens = slice(rows.offsets[start], rows.offsets[stop])
             ids = rows.input_ids[tokens]
-            self._ids.update(ids.view(np.uint32) if ids.itemsize == 4 else ids.astype(np.uint32))
+            self._ids.update((ids.view(np.uint32) if ids.itemsize == 4 else ids.astype(np.uint32)).data)
             if ids.itemsize > 4 and len(large := np.flatnonzero(ids >> 32)):
-                self._large_ids.update(np.stack([self._tokens + large, ids[large]], axis=1, dtype=np.int64))
-            self._mask.update(_as_bytes(rows.loss_mask[tokens]))
+                self._large_ids.update(np.stack([self._tokens + large, ids[large]], axis=1, dtype=np.int64).data)
+            self._mask.update(mask[tokens].data)
             self._tokens += len(ids)
 
     def hexdigest(self) -> str:
-        parts = (self._ids, self._large_ids, self._mask, self._sizes)
+        parts = (self._ids, self._large_ids, self._mask, *self._sizes)
         return hashlib.sha256("".join(part.hexdigest() for part in parts).encode()).hexdigest()

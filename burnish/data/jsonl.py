@@ -7,16 +7,15 @@ import codecs
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from burnish.data.validate import COLUMNS, FORBIDDEN, WHAT_TO_STORE, Place, describe_value
+from burnish.data.validate import COLUMNS, WHAT_TO_STORE, Place, describe_value
 from burnish.errors import DataError
 from burnish.storage.cache import private_folder
 
@@ -30,6 +29,7 @@ BLANK = b" \t\r\n" + codecs.BOM_UTF8
 _PACKED = {".gz": "gzip", ".zst": "zstd"}
 _BETWEEN = re.compile(r"[\s,]*")
 _ONE_A_LINE = "write one JSON object a line"
+_PLAIN = ["input_ids", "loss_mask"]
 
 
 def read_lines(file: Path) -> Iterator[bytes]:
@@ -60,11 +60,12 @@ def read_jsonl(file: Path) -> Iterator[pa.RecordBatch]:
     Raises:
         DataError: the file is damaged, a line is no JSON object, or an element is no integer.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Mapping[str, Any]] = []
     first_row = size = 0
+    read_plain_row = _plain_row_reader()
     for line in read_lines(file):
         if line.strip(BLANK):
-            rows.append(_read_row(line, Place(file, first_row + len(rows))))
+            rows.append(read_plain_row(line) or _read_row(line, Place(file, first_row + len(rows))))
             size += len(line)
         if size >= BLOCK:
             yield _to_batch(rows)
@@ -100,7 +101,7 @@ def _elements(stream: io.BufferedReader, file: Path) -> Iterator[bytes]:
             break
         try:
             _, end = decoder.raw_decode(text, at)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             block = stream.read(BLOCK)
             if not block or len(text) - at > LONGEST_ROW:
                 Place(file, number).reject(0, f"is no JSON ({error})", fix=_ONE_A_LINE)
@@ -114,10 +115,32 @@ def _elements(stream: io.BufferedReader, file: Path) -> Iterator[bytes]:
     yield b"\n"
 
 
+def _plain_row_reader() -> Callable[[bytes], Mapping[str, Any] | None]:
+    """Of a line the two arrays where it holds nothing else to look at; of any other ``None``, for ``_read_row`` to judge."""
+    try:
+        import simdjson
+    except ImportError:  # no wheel for this Python: slower
+        return lambda line: None
+    parser = simdjson.Parser()
+
+    def read(line: bytes) -> Mapping[str, Any] | None:
+        if line.count(b"[") != len(_PLAIN):  # as_buffer would flatten nested ones
+            return None
+        try:
+            row: Any = parser.parse(line)
+            if sorted(name for name in row if name in COLUMNS) != _PLAIN:
+                return None
+            return {name: np.frombuffer(row[name].as_buffer(of_type="i"), np.int64) for name in _PLAIN}
+        except (AttributeError, RuntimeError, TypeError, ValueError):  # no object, no arrays, not all integers
+            return None
+
+    return read
+
+
 def _read_row(line: bytes, place: Place) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         place.reject(0, f"is no JSON ({error})", fix=_ONE_A_LINE)
     if not isinstance(row, dict):
         place.reject(0, f"is {describe_value(row)}, no JSON object", fix=_ONE_A_LINE)
@@ -139,16 +162,16 @@ def _check_integers(values: Any, name: str, place: Place) -> None:
     place.reject_values(0, name, f"holds {describe_value(bad)} where integers belong")
 
 
-def _to_batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
-    """Columns that no row has are null throughout."""
-    return pa.RecordBatch.from_pydict({name: _column(rows, name) for name in COLUMNS if name not in FORBIDDEN})
+def _to_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+    """The columns that any of the rows has."""
+    names: set[str] = set().union(*rows)
+    return pa.RecordBatch.from_pydict({name: _column(rows, name) for name in COLUMNS if name in names})
 
 
-def _column(rows: list[dict[str, Any]], name: str) -> pa.Array:
+def _column(rows: Sequence[Mapping[str, Any]], name: str) -> pa.Array:
     values = [row.get(name) for row in rows]
     if name not in WHAT_TO_STORE:  # images: whether there are any is all that is asked of them here
         return pa.array([[0] if value else None for value in values], pa.list_(pa.int8()))
-    lengths = [len(value or ()) for value in values]
-    flat = np.fromiter(chain.from_iterable(value or () for value in values), np.int64, sum(lengths))
-    null = pa.array([value is None for value in values])
-    return pa.LargeListArray.from_arrays(np.cumsum([0, *lengths]), flat, mask=null)
+    arrays = [np.asarray(() if value is None else value, np.int64) for value in values]
+    offsets = np.cumsum([0, *map(len, arrays)])
+    return pa.LargeListArray.from_arrays(offsets, np.concatenate(arrays), mask=pa.array([v is None for v in values]))

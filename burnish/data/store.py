@@ -27,7 +27,7 @@ from burnish.storage.transfer import fetch
 
 log = get_logger(__name__)
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 """Raise it when what is kept in the cache changes, or what a row has to be."""
 
 

@@ -100,7 +100,11 @@ def _flat(batch: pa.RecordBatch, name: str, place: Place) -> tuple[IntArray, NDA
         place.reject_values(_first(column.is_null()), name, "is null")
     if not is_list(column.type):
         place.reject_values(0, name, f"is {describe_value(column[0].as_py())}, no list of integers")
-    offsets, values = _offsets(column), column.flatten()
+    offsets = list_offsets(column)
+    if pt.is_fixed_size_list(column.type):
+        values = column.flatten()
+    else:
+        values = column.values.slice(column.offsets[0].as_py(), offsets[-1])  # flatten() is ten times slower
     if values.null_count:
         place.reject_values(_row_of(offsets, _first(values.is_null())), name, "has a null among its elements")
     if pt.is_dictionary(values.type):
@@ -121,7 +125,7 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
 
 
-def _offsets(column: pa.Array) -> NDArray[np.int64]:
+def list_offsets(column: pa.Array) -> NDArray[np.int64]:
     """[rows + 1] where each row begins in ``column.flatten()``; no row is null."""
     if pt.is_fixed_size_list(column.type):
         return np.arange(len(column) + 1, dtype=np.int64) * int(column.type.list_size)
@@ -146,6 +150,8 @@ def _check_lengths(
     name: str, found: NDArray[np.int64], wanted: NDArray[np.int64], rows: Sequence[int], place: Place
 ) -> None:
     """Compare a column's lengths at ``rows`` with those of input_ids."""
+    if np.array_equal(found, wanted):
+        return
     have, want = np.diff(found), np.diff(wanted)[rows]
     if len(bad := np.flatnonzero(have != want)):
         have_one, want_one = have[bad[0]], want[bad[0]]
@@ -191,6 +197,8 @@ def _reach(values: IntArray) -> int:
 
 def _check_images(batch: pa.RecordBatch, place: Place) -> None:
     """Null, empty and absent are a text row."""
+    if not {"pixel_values", "image_grid_thw"} & set(batch.schema.names):
+        return
     pixels, grids = _is_filled(batch, "pixel_values"), _is_filled(batch, "image_grid_thw")
     if len(lone := np.flatnonzero(pixels != grids)):
         have, lack = ("pixel_values", "image_grid_thw") if pixels[lone[0]] else ("image_grid_thw", "pixel_values")
