@@ -4,6 +4,7 @@ Each object is read in ranges of one version of it, several at a time, and appen
 when its size and checksum are right. The folder gets its own name last; a fetch that was killed goes on where it was.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -92,11 +94,16 @@ class _Job:
         _require_space(folder, size)
         counts = f"{len(missing)} of {len(self._files)} objects, {_gib(size)}"
         log.info("%s: fetching %s; %d are unchanged", self._uri, counts, unchanged)
-        for file in missing:
-            (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(THREADS) as pool:
             try:
+                for file in missing:
+                    (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
                 self._fetch(missing, folder, pool)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+                    raise
+                fix = "rename them: one key is a folder of another, or is longer than a file's name may be"
+                raise StorageError(self._uri, f"has keys that cannot be files ({error})", fix=fix) from error
             finally:
                 pool.shutdown(cancel_futures=True)
         objects = [[file.name, file.identity] for file in self._files]
@@ -115,13 +122,14 @@ class _Job:
             old, new = known.get((file.name, file.identity)), folder / file.name
             if old and not new.exists() and old.is_file() and old.stat().st_size == file.size:
                 new.parent.mkdir(parents=True, exist_ok=True)
-                os.link(old, new)
-                count += 1
+                with suppress(OSError):  # some file systems have no links: then it is fetched
+                    os.link(old, new)
+                    count += 1
         return count
 
     def _fetch(self, files: Sequence[File], folder: Path, pool: ThreadPoolExecutor) -> None:
         """Reads run ahead in ``pool``; this thread alone appends, in order, so that a length says what is there."""
-        finished = []
+        finished: deque[Future[None]] = deque()
         spoke, done = time.monotonic(), 0
         for file, body in self._bodies(files, folder, pool):
             target = folder / file.name
@@ -130,6 +138,8 @@ class _Job:
             done += len(body)
             if _have(target) == file.size:
                 finished.append(pool.submit(self._finish, file, target))
+            while finished and finished[0].done():
+                finished.popleft().result()
             if time.monotonic() - spoke > PROGRESS_SECONDS:
                 spoke = time.monotonic()
                 log.info("%s: %s fetched", self._uri, _gib(done))
