@@ -24,8 +24,8 @@ SPECIAL = re.compile(
 
 
 THINKING = re.compile(r"</?think>.*", re.DOTALL)
-AFTER_TOOL = re.compile(r"outputs?▁end｜>$")
-ENDS = re.compile(rf"({SPECIAL.pattern})$")
+AFTER_TOOL = re.compile(r"outputs?▁end｜>\Z")
+ENDS = re.compile(rf"({SPECIAL.pattern})\Z")
 USER = turn("user", "Q1")
 BEFORE = ([USER], [turn("system", "S"), USER], [USER, turn("assistant", "A"), USER])
 """What a turn may be asked for after."""
