@@ -7,7 +7,11 @@ The rule: both read a little at a time, whatever the size, and every row is chec
 
 import hashlib
 import json
+import multiprocessing
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,8 +26,16 @@ from numpy.typing import NDArray
 from burnish.config.choices import Truncation
 from burnish.data.example import IntArray
 from burnish.data.formats import TOKENS_A_BATCH, Format, Shard, map_file, read_arrow, read_shard, source_named
+from burnish.data.pool import GUARD, map_in_processes
 from burnish.data.validate import Place, Rows, check_rows, is_list, list_offsets
+from burnish.log import get_logger
 
+log = get_logger(__name__)
+
+NUM_WORKERS = 4
+"""Shards converted at a time, at most: each takes some 100 MB."""
+BYTES_WORTH_PROCESSES = 1 << 28
+"""Of JSON; starting processes takes about as long as converting this much."""
 ROWS_FILE = "files.json"
 INDEX_FILE = "index.json"
 FIELDS: Mapping[str, np.dtype[Any]] = {
@@ -61,14 +73,35 @@ class Index:
 
 
 def convert_shards(shards: Sequence[Shard], folder: Path) -> None:
-    """Write the shards that cannot be sliced in place as Arrow files into ``folder``; ``ROWS_FILE`` names them."""
-    names: list[str | None] = []
-    for number, shard in enumerate(shards):
-        with source_named(shard):
-            names.append(None if _is_plain(shard) else f"{number:06d}.arrow")
-            if names[-1]:
-                _convert(shard, folder / names[-1])
+    """Write the shards that cannot be sliced in place as Arrow files into ``folder``; ``ROWS_FILE`` names them.
+
+    Raises:
+        DataError: of the rows that are not what a store holds, the first.
+    """
+    tasks = [(shard, folder / f"{number:06d}.arrow") for number, shard in enumerate(shards)]
+    num_workers = min(NUM_WORKERS, os.cpu_count() or 1, len(tasks))
+    text = sum(shard.file.size for shard in shards if shard.format is Format.JSONL)
+    names = None
+    if text > BYTES_WORTH_PROCESSES and num_workers > 1 and not multiprocessing.current_process().daemon:
+        try:
+            names = list(map_in_processes(_convert_if_needed, tasks, num_workers=num_workers))
+        except BrokenProcessPool as error:
+            log.warning("a process that converts shards died (%s), going on in this one; %s", error, GUARD)
+    if names is None:
+        # Everything but JSON is read outside of Python's lock.
+        with ThreadPoolExecutor(1 if text else num_workers) as pool:
+            names = list(pool.map(_convert_if_needed, tasks))
     (folder / ROWS_FILE).write_text(json.dumps(names))
+
+
+def _convert_if_needed(task: tuple[Shard, Path]) -> str | None:
+    """The name of the Arrow file that was written; ``None`` where the shard itself is one to slice."""
+    shard, target = task
+    with source_named(shard):
+        if _is_plain(shard):
+            return None
+        _convert(shard, target)
+    return target.name
 
 
 def arrow_files(shards: Sequence[Shard], folder: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from burnish.data.example import Example, IntArray
 from burnish.data.formats import Shard, find_shards, map_file
 from burnish.data.index import FIELDS, Index, Rules, arrow_files, build_index, convert_shards, read_index
 from burnish.data.manifest import MANIFEST_NAME, Manifest, read_manifest
+from burnish.data.pool import refuse_in_pool
 from burnish.errors import DataError
 from burnish.log import get_logger
 from burnish.storage.cache import Caching, cache_root, private_folder, publish_once
@@ -75,6 +76,7 @@ def open_store(
         DataError: there is no store, a file is damaged, a row is not what a store holds, or no row is left.
     """
     place = canonical(path)
+    refuse_in_pool(place)
     caching = Caching(cache_dir=cache_dir, force_recache=force_recache, disable_cache=disable_cache)
     shards, manifests = _bring_shards(place, admit=admit, caching=caching)
     root = private_folder() if disable_cache else cache_root(cache_dir)

@@ -6,14 +6,11 @@ name is whole.
 
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,6 +25,7 @@ import pyarrow as pa
 from burnish.data.chat import ChatReader, Conversation, Dropped, chat_reader
 from burnish.data.example import Example
 from burnish.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, write_manifest
+from burnish.data.pool import GUARD, map_in_processes, refuse_in_pool
 from burnish.data.rows import RawRows, open_rows
 from burnish.data.tokenize import TokenizerSettings
 from burnish.errors import DataError
@@ -46,8 +44,6 @@ BATCH_ROWS = 256
 SHARD_ROWS = (4096, 16384)
 """Fewest and most raw rows that become one file."""
 PROGRESS_SECONDS = 5.0
-WORKER_VARIABLE = "BURNISH_TOKENIZING"
-"""Set in the environment of the processes that tokenize."""
 
 
 class RawSource(Caching):
@@ -198,9 +194,7 @@ class _Job:
     """A dataset that is about to be tokenized."""
 
     def __init__(self, path: str, source: RawSource) -> None:
-        if WORKER_VARIABLE in os.environ:
-            fix = "guard your script with `if __name__ == '__main__':`, or set num_workers=0"
-            raise DataError(path, "a process that tokenizes has started the whole script again", fix=fix)
+        refuse_in_pool(path)
         self._name = path if source["split"] is None else f"{path} {source['split']}"
         bring = partial(
             fetch,
@@ -256,18 +250,12 @@ class _Job:
         write_manifest(folder, manifest)
 
     def _in_pool(self, tasks: Sequence[_Task], num_workers: int) -> Iterator[_Shard]:
-        """In the order of the rows, so that of several errors the same one is raised each time."""
-        os.environ[WORKER_VARIABLE] = self._name
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(num_workers, context, _start_worker, (self._rows, self._reader, self._settings))
+        start = (self._rows, self._reader, self._settings)
         try:
-            yield from pool.map(_work, tasks)
+            yield from map_in_processes(_work, tasks, num_workers=num_workers, start=_start_worker, arguments=start)
         except BrokenProcessPool as error:
-            fix = "guard your script with `if __name__ == '__main__':`, free memory, or set num_workers=0"
+            fix = f"{GUARD}, free memory, or set num_workers=0"
             raise DataError(self._name, f"a process that tokenizes died ({error})", fix=fix) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
-            del os.environ[WORKER_VARIABLE]
 
     def _manifest(self, shards: Sequence[_Shard]) -> Manifest:
         tokenizer = self._writer.tokenizer
@@ -304,17 +292,8 @@ _writers: list[_ShardWriter] = []
 
 
 def _start_worker(rows: RawRows, reader: ChatReader, settings: TokenizerSettings) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
     _writers.append(_ShardWriter(rows, reader, settings))
-
-
-def _end_with_parent() -> None:
-    """A run that is killed must not leave processes behind that tokenize for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _work(task: _Task) -> _Shard:
