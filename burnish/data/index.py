@@ -211,7 +211,7 @@ def _index_shard(
         index.tokens += int(entries["length"].sum())
         index.targets += int(entries["targets"].sum())
         kept += len(entries["length"])
-        widths = (rows.input_ids.dtype.str, rows.loss_mask.dtype.str)
+        widths = (rows.input_ids.dtype.str, "|u1" if rows.loss_mask.itemsize == 1 else rows.loss_mask.dtype.str)
     index.starts.append(kept)
     index.widths.append(widths)
 

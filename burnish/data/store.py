@@ -157,15 +157,16 @@ class Store:
         self.num_patches: IntArray = np.broadcast_to(np.int32(0), len(self.lengths))
         self._row, self._ids_at, self._mask_at = fields["row"], fields["ids_at"], fields["mask_at"]
         self._mapped = [map_file(file) for file in files]
-        self._widths = index.widths
+        self._kinds = [[np.dtype(kind) for kind in kinds] for kinds in index.widths]
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Example:
         shard, length = self._shard_of(index), int(self.lengths[index])
-        places = zip(self._widths[shard], (self._ids_at, self._mask_at), strict=True)
-        ids, mask = (np.frombuffer(self._mapped[shard], kind, length, int(at[index])) for kind, at in places)
+        mapped, (ids_kind, mask_kind) = self._mapped[shard], self._kinds[shard]
+        ids = np.frombuffer(mapped, ids_kind, length, int(self._ids_at[index]))
+        mask = np.frombuffer(mapped, mask_kind, length, int(self._mask_at[index]))
         return Example(ids, mask.astype(np.uint8, copy=False))
 
     def locate(self, index: int) -> str:

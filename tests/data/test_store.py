@@ -180,8 +180,9 @@ def test_drops_are_told_once_with_their_reasons(tmp_path, caplog):
     assert [r.getMessage() for r in caplog.records] == ["mine: 4 of 6 rows dropped: 1 too_long, 3 no_target"]
 
 
-def test_rows_are_views_of_the_mapped_file(tmp_path):
-    file = write_arrow(tmp_path / "a.arrow", to_table(ROWS, ids="uint16", mask="uint8"))
+@pytest.mark.parametrize("mask", ["uint8", "int8"])
+def test_rows_are_views_of_the_mapped_file(tmp_path, mask):
+    file = write_arrow(tmp_path / "a.arrow", to_table(ROWS, ids="uint16", mask=mask))
     store = open_store(file, name="s", cache_dir=tmp_path / "cache")
     first, again = store[0], store[0]
     assert first.input_ids.dtype == np.uint16
