@@ -1,6 +1,10 @@
 """Lengths become floating-point operations: what a step costs, and what a GPU can do."""
 
+from collections import Counter
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from burnish.models.load import ModelCard
 
@@ -38,21 +42,28 @@ def peak_flops(device_name: str) -> float | None:
 def step_flops(card: ModelCard, *, lengths: Sequence[int], num_targets: int) -> float:
     """Operations of one forward and backward pass, recomputation not counted.
 
-    A multiply-add is two operations and the backward pass costs two forwards, hence 6 for each weight and token
-    (Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022, appendix B). Causal attention looks at half of the pairs.
-
     Args:
         card: of the model.
         lengths: tokens of each segment of the step, padding not counted.
         num_targets: positions at which the head is computed.
     """
-    weights = 6 * card.num_matmul_parameters * sum(lengths)
     head = 6 * card.hidden_size * card.num_embeddings * num_targets
-    pairs = sum(_pairs(length, window) for window in card.windows for length in lengths)
-    return float(weights + head + 12 * card.num_heads * card.head_dim * pairs)
+    return float(segment_flops(card, lengths=np.asarray(lengths)).sum() + head)
 
 
-def _pairs(length: int, window: int | None) -> float:
+def segment_flops(card: ModelCard, *, lengths: NDArray[np.integer]) -> NDArray[np.float64]:
+    """The same of each segment, without the head.
+
+    A multiply-add is two operations and the backward pass costs two forwards, hence 6 for each weight and token
+    (Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022, appendix B). Causal attention looks at half of the pairs.
+    """
+    tokens = lengths.astype(np.float64)
+    pairs = sum(layers * _pairs(tokens, window) for window, layers in Counter(card.windows).items())
+    return 6 * card.num_matmul_parameters * tokens + 12 * card.num_heads * card.head_dim * pairs
+
+
+def _pairs(lengths: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
     """Pairs of a token and one it sees, by area: half a square, less the triangle beyond the window."""
-    beyond = max(0, length - window) if window else 0
-    return (length**2 - beyond**2) / 2
+    beyond = np.maximum(0, lengths - window) if window else np.zeros_like(lengths)
+    pairs: NDArray[np.float64] = (lengths**2 - beyond**2) / 2
+    return pairs

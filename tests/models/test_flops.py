@@ -1,8 +1,9 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from burnish.models.flops import peak_flops, step_flops
+from burnish.models.flops import peak_flops, segment_flops, step_flops
 from burnish.models.load import read_card
 
 
@@ -25,6 +26,14 @@ def test_a_window_bounds_attention(model_dir):
     pairs = sum(min(i, 8) for i in range(1, 1001))
     saved = step_flops(card, lengths=[1000], num_targets=0) - step_flops(narrow, lengths=[1000], num_targets=0)
     assert saved == pytest.approx(12 * 4 * 8 * 2 * (1000 * 1001 / 2 - pairs), rel=1e-2)
+
+
+def test_segments_cost_what_a_step_of_them_does(model_dir):
+    card = replace(read_card(str(model_dir)), windows=(8, None))
+    costs = segment_flops(card, lengths=np.array([10, 20, 3]))
+    assert costs.tolist() == [step_flops(card, lengths=[length], num_targets=0) for length in (10, 20, 3)]
+    assert costs.sum() == step_flops(card, lengths=[10, 20, 3], num_targets=0)
+    assert costs[1] > 2 * costs[0]
 
 
 @pytest.mark.parametrize(
