@@ -85,7 +85,7 @@ def read_bytes(file: File) -> bytes:
     """
     if file.source:
         bucket, _ = open_bucket(file.uri)
-        return bytes(bucket.read(file.source))
+        return b"".join(bucket.read(file.source))
     with _named(Path(file.uri)):
         return Path(file.uri).read_bytes()
 

@@ -131,11 +131,11 @@ class _Job:
         """Reads run ahead in ``pool``; this thread alone appends, in order, so that a length says what is there."""
         finished: deque[Future[None]] = deque()
         spoke, done = time.monotonic(), 0
-        for file, body in self._bodies(files, folder, pool):
+        for file, pieces in self._ranges(files, folder, pool):
             target = folder / file.name
             with _part(target).open("ab") as part:
-                part.write(body)
-            done += len(body)
+                part.writelines(pieces)
+            done += sum(map(len, pieces))
             if _have(target) == file.size:
                 finished.append(pool.submit(self._finish, file, target))
             while finished and finished[0].done():
@@ -146,10 +146,10 @@ class _Job:
         for each in finished:
             each.result()
 
-    def _bodies(
+    def _ranges(
         self, files: Sequence[File], folder: Path, pool: ThreadPoolExecutor
-    ) -> Iterator[tuple[File, memoryview]]:
-        ahead: deque[tuple[File, Future[memoryview]]] = deque()
+    ) -> Iterator[tuple[File, Sequence[bytes]]]:
+        ahead: deque[tuple[File, Future[Sequence[bytes]]]] = deque()
         for file in files:
             assert file.source
             # An empty object has one range too, so that it is made.
@@ -157,10 +157,10 @@ class _Job:
                 stop = min(start + RANGE_BYTES, file.size)
                 ahead.append((file, pool.submit(self._bucket.read, file.source, start=start, stop=stop)))
                 if len(ahead) >= THREADS:
-                    first, body = ahead.popleft()
-                    yield first, body.result()
-        for first, body in ahead:
-            yield first, body.result()
+                    first, pieces = ahead.popleft()
+                    yield first, pieces.result()
+        for first, pieces in ahead:
+            yield first, pieces.result()
 
     def _finish(self, file: File, target: Path) -> None:
         """Give the whole file its name.
@@ -187,7 +187,7 @@ class _Job:
         # Bytes that are damaged on the way do not come twice alike.
         with part.open("wb") as again:
             for start in range(0, file.size, RANGE_BYTES):
-                again.write(self._bucket.read(file.source, start=start, stop=min(start + RANGE_BYTES, file.size)))
+                again.writelines(self._bucket.read(file.source, start=start, stop=min(start + RANGE_BYTES, file.size)))
         second = file_digest(part, "md5")
         if second not in (came, etag[1]):
             part.unlink()

@@ -94,7 +94,7 @@ def test_keys_of_a_container_are_renewed_before_they_expire(s3_bucket, faulty, t
         bucket, key = open_bucket(s3_bucket.uri("tok"))
         (found,) = bucket.list(key)
         time.sleep(0.2)  # the client asks for keys no more than ten times a second
-        assert bytes(bucket.read(found)) == s3_bucket.get(found.key)
+        assert b"".join(bucket.read(found)) == s3_bucket.get(found.key)
     assert keys_used(faulty)[0] == "AKFIRST"
     assert keys_used(faulty)[-1] == "AKSECOND"
 
