@@ -117,7 +117,7 @@ def _flat(batch: pa.RecordBatch, name: str, place: Place) -> tuple[IntArray, NDA
         example = describe_value(values[0].as_py()) if len(values) else "no element"
         problem = f"has elements of type {values.type}, such as {example}, where integers belong"
         place.reject_values(max(0, _row_of(offsets, 0)), name, problem)
-    return values.to_numpy(zero_copy_only=False), offsets
+    return np.from_dlpack(values), offsets  # type: ignore[return-value]  # to_numpy() imports pandas
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -129,7 +129,7 @@ def list_offsets(column: pa.Array) -> NDArray[np.int64]:
     """[rows + 1] where each row begins in ``column.flatten()``; no row is null."""
     if pt.is_fixed_size_list(column.type):
         return np.arange(len(column) + 1, dtype=np.int64) * int(column.type.list_size)
-    offsets: NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
+    offsets: NDArray[np.int64] = np.from_dlpack(column.offsets).astype(np.int64)
     offsets -= offsets[0]
     return offsets
 
