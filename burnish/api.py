@@ -96,7 +96,7 @@ def evaluate(config: SFTConfig) -> dict[str, dict[str, float]]:
     try:
         if checkpoint:
             backend.load(checkpoint / "backend", weights_only=True)
-        sets = build_eval_sets(config, evals, layout=Layout(), pad_id=card.pad_id)
+        sets = build_eval_sets(config, card, evals, layout=Layout())
         metrics = evaluate_sets(backend, sets=sets)
     finally:
         backend.close()
@@ -150,12 +150,13 @@ def load_from_pretokenized(
     Raises:
         DataError: a row is wrong, or none is left; names the file and the row.
     """
-    del image_token_id, image_merge_size
     return open_store(
         path,
         name=str(path),
         max_length=max_length,
         num_embeddings=num_embeddings,
+        image_token_id=image_token_id,
+        image_merge_size=image_merge_size,
         cache_dir=cache_dir,
         force_recache=force_recache,
         disable_cache=disable_cache,

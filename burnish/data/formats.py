@@ -223,7 +223,9 @@ def _read_parquet(file: Path) -> Iterator[pa.RecordBatch]:
         for group in range(reader.num_row_groups):
             meta = reader.metadata.row_group(group)
             columns = [meta.column(i) for i in range(meta.num_columns)]
-            tokens = [c.num_values for c in columns if c.path_in_schema.partition(".")[0] == "input_ids"]
+            tokens = [
+                c.num_values for c in columns if c.path_in_schema.partition(".")[0] in ("input_ids", "pixel_values")
+            ]
             size = max(1, meta.num_rows * TOKENS_A_BATCH // max(1, *tokens, meta.num_rows))
             read = 0
             for batch in map(_relevant, reader.iter_batches(size, row_groups=[group], columns=names)):

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from burnish.config.choices import Truncation
 from burnish.data.example import IntArray
 from burnish.data.formats import TOKENS_A_BATCH, Format, Shard, map_file, read_arrow, read_shard, source_named
+from burnish.data.images import IMAGE_COLUMNS, RECORD, ImageRow, check_images, check_placeholders, nested_column
 from burnish.data.pool import GUARD, map_in_processes
 from burnish.data.validate import Place, Rows, check_rows, is_list, list_offsets
 from burnish.log import get_logger
@@ -46,6 +47,8 @@ FIELDS: Mapping[str, np.dtype[Any]] = {
     "targets": np.dtype(np.int32),
 }
 """One file each, an entry a kept row: number in its shard, bytes into the shard's Arrow file, sizes after truncation."""
+IMAGES_FILE, GRIDS_FILE = "images", "grids"
+"""A ``RECORD`` a kept image row, and [images, 3] int64: the grids of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,10 @@ class Rules:
     max_length: int | None
     truncation: Truncation
     num_embeddings: int | None
+    image_token_id: int | None
+    """Placeholder token of an image; ``None`` counts none."""
+    image_merge_size: int | None
+    """Patches along each side that one placeholder stands for."""
 
 
 @dataclass(slots=True)
@@ -69,6 +76,7 @@ class Index:
     dropped: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
     targets: int = 0
+    images: int = 0
     digest: str = ""
 
 
@@ -116,13 +124,15 @@ def _is_plain(shard: Shard) -> bool:
         return False
     mapped = map_file(shard.path)
     for batch in read_arrow(mapped, file=shard.path):
-        for name in ("input_ids", "loss_mask"):
+        for name in {"pixel_values"} & set(batch.schema.names) | {"input_ids", "loss_mask"}:
             if name not in batch.schema.names or not is_list(batch.column(name).type):
                 return True  # nothing to convert: the check will name it
-            values = batch.column(name).values
-            buffer = values.buffers()[1]
+            values = batch.column(name)
+            while is_list(values.type):
+                values = values.values
+            buffer = values.buffers()[1] if len(values.buffers()) > 1 else None
             lies_here = not buffer or 0 <= buffer.address - mapped.address <= mapped.size - buffer.size
-            if not pt.is_integer(values.type) or not lies_here:
+            if not (pt.is_integer(values.type) or name == "pixel_values") or not lies_here:
                 return False
     return True
 
@@ -130,9 +140,12 @@ def _is_plain(shard: Shard) -> bool:
 def _convert(shard: Shard, target: Path) -> None:
     with ExitStack() as stack:
         writer = None
-        for _, rows in _checked(read_shard(shard), shard.path, num_embeddings=None):
+        for part, place in _slices(read_shard(shard), shard.path):
+            rows, images = check_rows(part, place=place, num_embeddings=None), check_images(part, place=place)
             columns = {"input_ids": rows.input_ids, "loss_mask": _as_bytes(rows.loss_mask)}
             lists = {name: pa.LargeListArray.from_arrays(rows.offsets, values) for name, values in columns.items()}
+            if set(IMAGE_COLUMNS) & set(part.schema.names):
+                lists |= {name: nested_column(images, name=name, num_rows=len(part)) for name in IMAGE_COLUMNS}
             batch = pa.RecordBatch.from_pydict(lists)
             writer = writer or stack.enter_context(pa.ipc.new_file(str(target), batch.schema))
             writer.write_batch(batch)
@@ -140,32 +153,28 @@ def _convert(shard: Shard, target: Path) -> None:
             stack.enter_context(pa.ipc.new_file(str(target), pa.schema([])))
 
 
-def _checked(
-    batches: Iterator[pa.RecordBatch], file: Path, *, num_embeddings: int | None
-) -> Iterator[tuple[Place, Rows]]:
-    """Checked rows and where they stand, cut so that their arrays stay small."""
+def _slices(batches: Iterator[pa.RecordBatch], file: Path) -> Iterator[tuple[pa.RecordBatch, Place]]:
+    """Stretches of about ``TOKENS_A_BATCH`` tokens, one row at least, and where they stand: their arrays stay small."""
     first_row = 0
     for batch in batches:
-        for start, part in _slices(batch):
-            place = Place(file, first_row + start)
-            yield place, check_rows(part, place=place, num_embeddings=num_embeddings)
+        for start, stop in _cuts(batch):
+            yield batch.slice(start, stop - start), Place(file, first_row + start)
         first_row += len(batch)
 
 
-def _slices(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Stretches of about ``TOKENS_A_BATCH`` tokens, one row at least."""
+def _cuts(batch: pa.RecordBatch) -> Iterator[tuple[int, int]]:
     # Rows count as well as tokens, or a million empty ones would be one stretch.
     ends = np.arange(1, len(batch) + 1)
     if batch.schema.names.count("input_ids") == 1 and is_list(batch.column("input_ids").type):
         if len(batch) + len(batch.column("input_ids").values) <= TOKENS_A_BATCH:
-            yield 0, batch
+            yield 0, len(batch)
             return
         ends += list_offsets(batch.column("input_ids"))[1:]
     start = 0
     while start < len(batch):
         before = ends[start - 1] if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + TOKENS_A_BATCH, side="right")))
-        yield start, batch.slice(start, stop - start)
+        yield start, stop
         start = stop
 
 
@@ -177,7 +186,8 @@ def build_index(shards: Sequence[Shard], files: Sequence[Path], folder: Path, *,
     """
     index, digest = Index(), _Digest()
     with ExitStack() as stack:
-        outputs = {name: stack.enter_context((folder / name).open("wb", 1 << 18)) for name in FIELDS}
+        names = (*FIELDS, IMAGES_FILE, GRIDS_FILE)
+        outputs = {name: stack.enter_context((folder / name).open("wb", 1 << 18)) for name in names}
         for shard, file in zip(shards, files, strict=True):
             with source_named(shard):
                 _index_shard(shard, file, outputs, index=index, digest=digest, rules=rules)
@@ -195,9 +205,13 @@ def _index_shard(
 ) -> None:
     mapped = map_file(file)
     kept, widths = index.starts[-1], ("<i4", "|u1")
-    batches = read_arrow(mapped, file=file)
-    for place, rows in _checked(batches, shard.path, num_embeddings=rules.num_embeddings):
-        entries, dropped = _entries(rows, mapped.address, place=place, rules=rules)
+    for part, place in _slices(read_arrow(mapped, file=file), shard.path):
+        rows = check_rows(part, place=place, num_embeddings=rules.num_embeddings)
+        images = check_images(part, place=place)
+        if rules.image_token_id is not None and rules.image_merge_size:
+            found = _count(rows.input_ids == rules.image_token_id, rows.offsets)
+            check_placeholders(found, images, merge_size=rules.image_merge_size, place=place)
+        entries, dropped = _entries(rows, images, mapped.address, place=place, rules=rules)
         for reason, chosen in dropped.items():
             index.dropped[reason] = index.dropped.get(reason, 0) + int(np.count_nonzero(chosen))
         keep = None
@@ -207,6 +221,15 @@ def _index_shard(
         for name, dtype in FIELDS.items():
             outputs[name].write(entries[name].astype(dtype, copy=False).data)
         digest.update(rows, keep, sizes=[entries[name] for name in ("stored", "length", "targets")])
+        for image in images:
+            if keep is None or keep[image.row]:
+                number = kept + (image.row if keep is None else int(np.count_nonzero(keep[: image.row])))
+                record = (number, image.pixels.ctypes.data - mapped.address, image.pixels.dtype.str, index.images)
+                sizes = (len(image.grid), *image.pixels.shape)
+                outputs[IMAGES_FILE].write(np.array((*record, *sizes), RECORD).tobytes())
+                outputs[GRIDS_FILE].write(image.grid.tobytes())
+                digest.update_images(number, image)
+                index.images += len(image.grid)
         index.rows += len(rows.offsets) - 1
         index.tokens += int(entries["length"].sum())
         index.targets += int(entries["targets"].sum())
@@ -217,12 +240,15 @@ def _index_shard(
 
 
 def _entries(
-    rows: Rows, base: int, *, place: Place, rules: Rules
+    rows: Rows, images: Sequence[ImageRow], base: int, *, place: Place, rules: Rules
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.bool_]]]:
     """The entries of all ``rows``, whose arrays lie in the file mapped at ``base``, and which to drop for what."""
     starts, stored = rows.offsets[:-1], rows.offsets[1:] - rows.offsets[:-1]
     lengths = stored
     too_long = lengths > (rules.max_length or 2**62)
+    has_image = np.zeros(len(lengths), np.bool_)
+    has_image[[image.row for image in images]] = True
+    image_too_long, too_long = too_long & has_image, too_long & ~has_image
     if rules.truncation is Truncation.ERROR and too_long.any():
         row = int(np.flatnonzero(too_long)[0])
         problem = f"has {lengths[row]} tokens, more than max_length={rules.max_length}"
@@ -238,7 +264,14 @@ def _entries(
         "length": lengths,
         "targets": _count_targets(rows.loss_mask, starts, lengths),
     }
-    return entries, {"too_long": too_long, "no_target": ~too_long & (entries["targets"] == 0)}
+    no_target = ~too_long & ~image_too_long & (entries["targets"] == 0)
+    return entries, {"too_long": too_long, "image_too_long": image_too_long, "no_target": no_target}
+
+
+def _count(chosen: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[rows] how many of each row's tokens are ``chosen``."""
+    rows = np.searchsorted(offsets, np.flatnonzero(chosen), side="right") - 1
+    return np.bincount(rows, minlength=len(offsets) - 1)
 
 
 def _count_targets(mask: IntArray, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -262,7 +295,7 @@ class _Digest:
     """Of the rows' tokens, masks and sizes; the same in any integer width and however they are cut into batches."""
 
     def __init__(self) -> None:
-        self._ids, self._large_ids, self._mask, *self._sizes = (xxhash.xxh3_128() for _ in range(6))
+        self._ids, self._large_ids, self._mask, self._images, *self._sizes = (xxhash.xxh3_128() for _ in range(7))
         self._tokens = 0
 
     def update(self, rows: Rows, keep: NDArray[np.bool_] | None, *, sizes: Sequence[NDArray[np.int64]]) -> None:
@@ -282,6 +315,11 @@ class _Digest:
             self._mask.update(mask[tokens].data)
             self._tokens += len(ids)
 
+    def update_images(self, number: int, image: ImageRow) -> None:
+        """Add the images of the kept row ``number``; the same in any float width that holds their values."""
+        self._images.update(np.array([number, *image.pixels.shape, *image.grid.ravel()]).data)
+        self._images.update(image.pixels.astype(np.float32).data)
+
     def hexdigest(self) -> str:
-        parts = (self._ids, self._large_ids, self._mask, *self._sizes)
+        parts = (self._ids, self._large_ids, self._mask, self._images, *self._sizes)
         return hashlib.sha256("".join(part.hexdigest() for part in parts).encode()).hexdigest()

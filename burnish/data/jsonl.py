@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from burnish.data.images import IMAGE_COLUMNS, IMAGE_TYPES, rectangle
 from burnish.data.validate import COLUMNS, WHAT_TO_STORE, Place, describe_value
 from burnish.errors import DataError
 from burnish.storage.cache import private_folder
@@ -148,6 +149,8 @@ def _read_row(line: bytes, place: Place) -> dict[str, Any]:
     for name in WHAT_TO_STORE:
         if (values := row.get(name)) is not None:
             _check_integers(values, name, place)
+    for name in set(IMAGE_COLUMNS) & set(row):
+        row[name] = rectangle(row[name], name=name, place=place)
     return row
 
 
@@ -163,15 +166,15 @@ def _check_integers(values: Any, name: str, place: Place) -> None:
 
 
 def _to_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """The columns that any of the rows has."""
-    names: set[str] = set().union(*rows)
+    """The columns that any of the rows has; those of images always, so that all batches are alike."""
+    names: set[str] = set(IMAGE_COLUMNS).union(*rows)
     return pa.RecordBatch.from_pydict({name: _column(rows, name) for name in COLUMNS if name in names})
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> pa.Array:
     values = [row.get(name) for row in rows]
-    if name not in WHAT_TO_STORE:  # images: whether there are any is all that is asked of them here
-        return pa.array([[0] if value else None for value in values], pa.list_(pa.int8()))
+    if name in IMAGE_COLUMNS:
+        return pa.array(values, IMAGE_TYPES[name])
     arrays = [np.asarray(() if value is None else value, np.int64) for value in values]
     offsets = np.cumsum([0, *map(len, arrays)])
     return pa.LargeListArray.from_arrays(offsets, np.concatenate(arrays), mask=pa.array([v is None for v in values]))

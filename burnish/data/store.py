@@ -13,11 +13,23 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from burnish.config.choices import Truncation
-from burnish.data.example import Example, IntArray
+from burnish.data.example import Example, Images, IntArray
 from burnish.data.formats import Shard, find_shards, map_file
-from burnish.data.index import FIELDS, Index, Rules, arrow_files, build_index, convert_shards, read_index
+from burnish.data.images import RECORD
+from burnish.data.index import (
+    FIELDS,
+    GRIDS_FILE,
+    IMAGES_FILE,
+    Index,
+    Rules,
+    arrow_files,
+    build_index,
+    convert_shards,
+    read_index,
+)
 from burnish.data.manifest import MANIFEST_NAME, Manifest, read_manifest
 from burnish.data.pool import refuse_in_pool
 from burnish.errors import DataError
@@ -28,7 +40,7 @@ from burnish.storage.transfer import fetch
 
 log = get_logger(__name__)
 
-CACHE_VERSION = 3
+CACHE_VERSION = 4
 """Raise it when what is kept in the cache changes, or what a row has to be."""
 
 
@@ -54,6 +66,8 @@ def open_store(
     max_length: int | None = None,
     truncation: Truncation = Truncation.RIGHT,
     num_embeddings: int | None = None,
+    image_token_id: int | None = None,
+    image_merge_size: int | None = None,
     admit: Callable[[str, Manifest], None] | None = None,
     cache_dir: str | Path | None = None,
     force_recache: bool = False,
@@ -67,6 +81,8 @@ def open_store(
         max_length: tokens a row has at most; ``None`` for any number.
         truncation: what happens to a longer row.
         num_embeddings: rows of the model's embedding; ``None`` lets any id pass.
+        image_token_id: placeholder of images; ``None`` counts none.
+        image_merge_size: patches along each side that one placeholder stands for.
         admit: called with place and manifest of each store that has one, before any row is fetched.
         cache_dir: where downloads, conversions and indices are kept; ``None`` is the user's cache.
         force_recache: fetch and work everything out anew.
@@ -86,7 +102,7 @@ def open_store(
     convert = partial(_convert, shards, checksums=_checksums(manifests))
     converted = publish_once(home / "rows", build=convert, force=force_recache)
     arrows = arrow_files(shards, converted)
-    rules = Rules(max_length, truncation, num_embeddings)
+    rules = Rules(max_length, truncation, num_embeddings, image_token_id, image_merge_size)
     # Byte addresses are those of one generation of converted files.
     key = _digest([asdict(rules), [describe_file(file).identity for file in arrows]])
     build = partial(build_index, shards, arrows, rules=rules)
@@ -155,6 +171,11 @@ class Store:
         self.lengths: IntArray = fields["length"]
         self.target_counts: IntArray = fields["targets"]
         self.num_patches: IntArray = np.broadcast_to(np.int32(0), len(self.lengths))
+        if index.images:
+            self._images = np.frombuffer(map_file(folder / IMAGES_FILE), RECORD)
+            self._grids = np.frombuffer(map_file(folder / GRIDS_FILE), np.int64).reshape(-1, 3)
+            self.num_patches = np.zeros(len(self.lengths), np.int32)
+            self.num_patches[self._images["row"]] = self._images["patches"]
         self._row, self._ids_at, self._mask_at = fields["row"], fields["ids_at"], fields["mask_at"]
         self._mapped = [map_file(file) for file in files]
         self._kinds = [[np.dtype(kind) for kind in kinds] for kinds in index.widths]
@@ -167,7 +188,15 @@ class Store:
         mapped, (ids_kind, mask_kind) = self._mapped[shard], self._kinds[shard]
         ids = np.frombuffer(mapped, ids_kind, length, int(self._ids_at[index]))
         mask = np.frombuffer(mapped, mask_kind, length, int(self._mask_at[index]))
-        return Example(ids, mask.astype(np.uint8, copy=False))
+        images = self._images_of(index, mapped) if self.num_patches[index] else None
+        return Example(ids, mask.astype(np.uint8, copy=False), images)
+
+    def _images_of(self, index: int, mapped: pa.Buffer) -> Images:
+        record = self._images[np.searchsorted(self._images["row"], index)]
+        patches, features, first = int(record["patches"]), int(record["features"]), int(record["first_image"])
+        kind = np.dtype(record["kind"].decode())
+        pixels = np.frombuffer(mapped, kind, patches * features, int(record["pixels_at"]))
+        return Images(pixels.reshape(patches, features), self._grids[first : first + int(record["images"])])
 
     def locate(self, index: int) -> str:
         """Where the row stands at its source: ``file, row n``."""

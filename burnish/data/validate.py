@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
@@ -89,7 +88,6 @@ def check_rows(batch: pa.RecordBatch, *, place: Place, num_embeddings: int | Non
     if _reach(mask) > 1:
         bad = int(np.flatnonzero((mask > 1) | (mask < 0))[0])
         place.reject_values(_row_of(offsets, bad), "loss_mask", f"must be 0/1, found {mask[bad]}")
-    _check_images(batch, place)
     return Rows(ids, mask, offsets)
 
 
@@ -193,27 +191,6 @@ def _check_ids(ids: IntArray, offsets: NDArray[np.int64], num_embeddings: int | 
 def _reach(values: IntArray) -> int:
     """The largest of ``values``, where one below 0 counts as larger than all others: both ends in one pass."""
     return int(values.view(f"u{values.itemsize}").max(initial=0))
-
-
-def _check_images(batch: pa.RecordBatch, place: Place) -> None:
-    """Null, empty and absent are a text row."""
-    if not {"pixel_values", "image_grid_thw"} & set(batch.schema.names):
-        return
-    pixels, grids = _is_filled(batch, "pixel_values"), _is_filled(batch, "image_grid_thw")
-    if len(lone := np.flatnonzero(pixels != grids)):
-        have, lack = ("pixel_values", "image_grid_thw") if pixels[lone[0]] else ("image_grid_thw", "pixel_values")
-        fix = "store both for an image row, neither for a text row"
-        place.reject(int(lone[0]), f"has {have} and no {lack}", fix=fix)
-    if pixels.any():
-        place.reject(int(pixels.argmax()), "image rows are not built yet", fix="leave the image rows out")
-
-
-def _is_filled(batch: pa.RecordBatch, name: str) -> NDArray[np.bool_]:
-    if name not in batch.schema.names:
-        return np.zeros(len(batch), np.bool_)
-    column = batch.column(name)
-    filled = pc.list_value_length(column).fill_null(0) if is_list(column.type) else column.is_valid()
-    return np.asarray(filled, np.bool_)
 
 
 def _first(chosen: pa.Array) -> int:

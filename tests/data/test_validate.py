@@ -97,29 +97,6 @@ def test_attention_masks_between_nulls():
     assert len(check(batch_of(ROWS).append_column("attention_mask", pa.nulls(4))).input_ids) == 6
 
 
-@pytest.mark.parametrize(
-    ("pixels", "grid", "problem"),
-    [
-        (None, None, None),
-        ([], [], None),
-        ([], None, None),
-        ([[0.5]], None, "row 1: has pixel_values and no image_grid_thw"),
-        (None, [[1, 2, 2]], "row 1: has image_grid_thw and no pixel_values"),
-        ([[0.5]], [], "row 1: has pixel_values and no image_grid_thw"),
-        ([[0.5]], [[1, 1, 1]], "row 1: image rows are not built yet"),
-    ],
-)
-def test_image_columns(pixels, grid, problem):
-    batch = batch_of(ROWS)
-    batch = batch.append_column("pixel_values", pa.array([None, pixels, [], None], pa.list_(pa.list_(pa.float32()))))
-    batch = batch.append_column("image_grid_thw", pa.array([None, grid, None, []], pa.list_(pa.list_(pa.int64()))))
-    if problem is None:
-        assert len(check(batch).input_ids) == 6
-        return
-    with pytest.raises(DataError, match=problem):
-        check(batch)
-
-
 def test_long_values_are_shortened():
     column = pa.array([["x" * 500]], pa.list_(pa.string()))
     with pytest.raises(DataError) as error:
