@@ -1,4 +1,4 @@
-"""Burnish beside the usual way of opening tokenized rows: `python benchmarks/stores.py [rows=500000]`.
+"""Burnish beside the usual way of opening tokenized rows: `python benchmarks/stores.py [rows=500000] [formats=parquet,arrow,jsonl]`.
 
 The usual way is what trainers do: `datasets` loads the files (`load_dataset`; `Dataset.from_file` for Arrow), and a Python
 function turns each row once into a dict of `input_ids`, `loss_mask` and `num_actions`, looking at every value on the way.
@@ -215,9 +215,9 @@ def anonymous_bytes(pid: int) -> int:
     return sum(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon"))
 
 
-def measured(folder: Path, cache: Path) -> Iterator[tuple[str, list[float]]]:
+def measured(folder: Path, cache: Path, formats: list[str]) -> Iterator[tuple[str, list[float]]]:
     """Lines of the table: a name, and what it is for the usual way, for loading alone in it, and for Burnish."""
-    for name in SUFFIXES:
+    for name in (name for name, suffix in SUFFIXES.items() if suffix in formats):
         usual, ours = (
             [measure("open", side, folder / name, cache / side / name) for _ in range(2)]
             for side in ("usual", "burnish")
@@ -234,14 +234,14 @@ def measured(folder: Path, cache: Path) -> Iterator[tuple[str, list[float]]]:
     yield "Arrow stream: check, cpu s (the usual way: a plain pass)", [both["plain"], np.nan, both["check"]]
 
 
-def print_table(rows: int) -> None:
+def print_table(rows: int, formats: list[str]) -> None:
     """Write the stores, measure both sides, and print a Markdown table."""
     with tempfile.TemporaryDirectory() as place:
         folder, cache = Path(place) / "stores", Path(place) / "cache"
         folder.mkdir()
         write_stores(folder, rows)
         print(f"| {rows} rows | usual way | datasets alone | Burnish | times |\n| --- | --: | --: | --: | --: |")
-        for name, (usual, alone, ours) in measured(folder, cache):
+        for name, (usual, alone, ours) in measured(folder, cache, formats):
             cells = [f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in (usual, alone, ours)]
             times = f"{usual / ours:.3g}" if ours else ""
             print(f"| {name} | {' | '.join('' if cell == 'nan' else cell for cell in [*cells, times])} |", flush=True)
@@ -251,7 +251,8 @@ def main(arguments: list[str]) -> None:
     """Print the table, or in a process of its own measure one thing as JSON."""
     if len(arguments) != 4:
         settings = dict(argument.split("=") for argument in arguments)
-        print_table(int(settings.get("rows", ROWS)))
+        formats = settings.get("formats", ",".join(SUFFIXES.values())).split(",")
+        print_table(int(settings.get("rows", ROWS)), formats)
         return
     what, side, store, cache = arguments
     reader = {"usual": Usual, "burnish": Burnish}[side](Path(store), Path(cache))
