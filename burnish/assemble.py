@@ -21,12 +21,12 @@ from burnish.data.samplers import (
     load_custom_sampler,
 )
 from burnish.data.store import Store, open_store
-from burnish.data.stream import BatchBuilder, BatchStream, EvalBatches, Planner
+from burnish.data.stream import BatchBuilder, BatchStream, EvalBatches
 from burnish.data.tokenize import TokenizerSettings, template_text
 from burnish.data.write import tokenized_store
 from burnish.errors import ConfigError, DataError, Problem
 from burnish.log import get_logger
-from burnish.models.flops import step_flops
+from burnish.models.flops import segment_flops, step_flops
 from burnish.models.load import ModelCard, bring_model, read_card
 from burnish.storage.cache import Caching
 from burnish.train.cadence import NEVER, Cadence
@@ -125,6 +125,9 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
         admit=None if config.allow_store_mismatch else partial(_require_same_tokens, config, card),
         **caching,
     )
+    if store.num_patches.any() and not card.is_vision:
+        where = store.locate(int(store.num_patches.argmax()))
+        raise DataError(where, f"has images, and {config.model.path} takes none", fix="name a vision-language model")
     longest, positions = int(store.lengths.max()), card.max_position_embeddings
     if positions and longest > positions:
         where = store.locate(int(store.lengths.argmax()))
@@ -164,20 +167,6 @@ def raw_columns(config: SFTConfig) -> dict[str, str | None]:
     }
 
 
-def build_planner(config: SFTConfig, layout: Layout) -> Planner:
-    """How the rows of a batch are dealt to ranks and micro-batches."""
-    if config.use_sequence_packing:
-        capacity = config.max_tokens_per_microbatch or config.max_length
-        assert capacity is not None
-        return partial(plan_bins, capacity=capacity, layout=layout)
-    return partial(
-        plan_micro_batches,
-        micro_batch_size=config.micro_train_batch_size_per_gpu,
-        share_row=config.remove_microbatch_padding,
-        layout=layout,
-    )
-
-
 def build_sampler(config: SFTConfig, mixture: Mixture) -> Sampler:
     """The order in which rows are drawn."""
     lengths = [len(store) for store in mixture.stores]
@@ -190,32 +179,52 @@ def build_sampler(config: SFTConfig, mixture: Mixture) -> Sampler:
         )
     if config.train_dataset_weights:
         return DataMixingSampler(mixture, lengths=lengths, weights=config.train_dataset_weights, seed=config.seed)
+    if len(lengths) > 1:
+        log.info("no weights: an epoch is one pass over all %d rows of %d sources", len(mixture), len(lengths))
     return RandomSampler(len(mixture), seed=config.seed)
 
 
-def build_stream(config: SFTConfig, mixture: Mixture, *, layout: Layout, pad_id: int) -> BatchStream:
+def build_builder(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *, layout: Layout) -> BatchBuilder:
+    """How drawn rows of ``stores`` are dealt to ranks and micro-batches, and laid out."""
+    deal: Callable[..., Any] = partial(
+        plan_micro_batches,
+        micro_batch_size=config.micro_train_batch_size_per_gpu,
+        share_row=config.remove_microbatch_padding,
+    )
+    if config.use_sequence_packing:
+        capacity = config.max_tokens_per_microbatch or config.max_length
+        assert capacity is not None
+        deal = partial(plan_bins, capacity=capacity)
+    planner = partial(deal, layout=layout, cost=partial(segment_flops, card=card))
+    return BatchBuilder(Mixture(stores), planner=planner, layout=layout, pad_id=card.pad_id)
+
+
+def build_stream(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *, layout: Layout) -> BatchStream:
     """Training batches, endless."""
-    builder = BatchBuilder(mixture, planner=build_planner(config, layout), layout=layout, pad_id=pad_id)
+    builder = build_builder(config, card, stores, layout=layout)
     return BatchStream(
         builder,
-        sampler=build_sampler(config, mixture),
+        sampler=build_sampler(config, builder.store),
         batch_size=config.batch_size,
+        batch_tokens=config.batch_tokens,
         num_readers=config.dataloader_num_workers,
     )
 
 
 def build_eval_sets(
-    config: SFTConfig, evals: Mapping[str, Store], *, layout: Layout, pad_id: int
+    config: SFTConfig, card: ModelCard, evals: Mapping[str, Store], *, layout: Layout
 ) -> dict[str, EvalBatches]:
-    """The evaluation sets by name."""
-    planner = build_planner(config, layout)
-    builders = {n: BatchBuilder(Mixture([s]), planner=planner, layout=layout, pad_id=pad_id) for n, s in evals.items()}
-    return {name: EvalBatches(builder, batch_size=config.batch_size) for name, builder in builders.items()}
+    """The evaluation sets by name; their batches are as large as those of the training."""
+    of = partial(EvalBatches, batch_size=config.batch_size, batch_tokens=config.batch_tokens)
+    return {name: of(build_builder(config, card, [store], layout=layout)) for name, store in evals.items()}
 
 
-def count_steps(config: SFTConfig, *, steps_per_epoch: int) -> int:
+def count_steps(config: SFTConfig, *, steps_per_epoch: int | None) -> int:
     """Optimizer steps of the run: ``num_steps``, or those of ``num_epochs``, or one epoch."""
-    return config.num_steps or steps_per_epoch * (config.num_epochs or 1)
+    if config.num_steps:
+        return config.num_steps
+    assert steps_per_epoch is not None, "batch_tokens needs num_steps"
+    return steps_per_epoch * (config.num_epochs or 1)
 
 
 def build_backend(config: SFTConfig, *, num_steps: int, num_sources: int) -> FsdpBackend:
@@ -255,7 +264,7 @@ def build_checkpointer(config: SFTConfig, stores: Sequence[Store]) -> Checkpoint
     plain = config.to_plain()
     keys = ("batch_size", "sampler", "sampler_class_path", "sampler_kwargs", "seed", "train_dataset_weights")
     identity = {
-        **{key: plain[key] for key in (*keys, "max_length", "truncation", "train_on_what")},
+        **{key: plain[key] for key in (*keys, "batch_tokens", "max_length", "truncation", "train_on_what")},
         **{f"optimizer_config.{key}": value for key, value in plain["optimizer_config"].items()},
         **{f"data {number}": store.fingerprint for number, store in enumerate(stores)},
     }
@@ -323,7 +332,7 @@ def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator
     stores, evals = open_train(config, card), open_evals(config, card)
     checkpointer = build_checkpointer(config, stores)
     start, state = find_start(config, checkpointer)
-    stream = build_stream(config, Mixture(stores), layout=Layout(), pad_id=card.pad_id)
+    stream = build_stream(config, card, stores, layout=Layout())
     num_steps = count_steps(config, steps_per_epoch=stream.steps_per_epoch)
     with ExitStack() as stack:
         backend = build_backend(config, num_steps=num_steps, num_sources=len(stores))
@@ -337,7 +346,7 @@ def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator
             backend=backend,
             stream=stream,
             num_steps=num_steps,
-            eval_sets=build_eval_sets(config, evals, layout=backend.layout, pad_id=card.pad_id),
+            eval_sets=build_eval_sets(config, card, evals, layout=backend.layout),
             eval_at=Cadence(config.eval_interval) if evals else NEVER,
             eval_first=config.eval_before_train,
             checkpointer=checkpointer,
@@ -345,7 +354,7 @@ def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator
             exporter=_build_exporter(config),
             metrics=StepMetrics(
                 source_names=_distinct([store.name for store in stores]),
-                steps_per_epoch=stream.steps_per_epoch,
+                draws_per_epoch=stream.draws_per_epoch,
                 num_ranks=1,
                 flops_of=lambda lengths, targets: step_flops(card, lengths=lengths, num_targets=targets),
                 peak_flops=backend.peak_flops,

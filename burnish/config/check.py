@@ -31,7 +31,6 @@ _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("fsdp_config.mixed_precision.reduce_dtype", "this format", ("float32",)),
     ("megatron_config.virtual_pipeline_model_parallel_size", "interleaving", (None,)),
     ("megatron_config.cpu", "Megatron on a CPU", (False,)),
-    ("batch_tokens", "a batch of tokens", (None,)),
     ("label_smoothing", "label smoothing", (0,)),
     ("z_loss", "the z-loss", (0,)),
     ("images", "reading images late", ("pixels",)),

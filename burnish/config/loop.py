@@ -23,7 +23,7 @@ class BatchKeys(Section):
     max_tokens_per_microbatch: int | None = Field(default=None, ge=1)
     """Capacity of such a row in tokens; none is `max_length`."""
     batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens a step instead of `batch_size` examples; needs `num_steps`."""
+    """Tokens a step at most, instead of `batch_size` examples; needs `num_steps`."""
     num_steps: int | None = Field(default=None, ge=1)
     """Optimizer steps of the run."""
     num_epochs: int | None = Field(default=None, ge=1)

@@ -7,18 +7,18 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from operator import index
 from typing import Any, TypeAlias
 
 from burnish.data.batch import Batch, collate
+from burnish.data.example import IntArray
 from burnish.data.mixture import Mixture
-from burnish.data.packing import Layout, RankPlan
-from burnish.data.samplers import Sampler
+from burnish.data.packing import Layout, RankPlan, round_up
+from burnish.data.samplers import Sampler, SequentialSampler
 from burnish.errors import DataError
 
-Planner: TypeAlias = Callable[[Sequence[int]], tuple[RankPlan, ...]]
+Planner: TypeAlias = Callable[[IntArray], tuple[RankPlan, ...]]
 """Lengths of the drawn examples -> the plan of every rank."""
 
 _ROWS = "yield numbers from 0 to one less than the rows of the dataset"
@@ -45,7 +45,7 @@ class BatchBuilder:
 
     def plan(self, rows: Sequence[int]) -> tuple[RankPlan, ...]:
         """The plan of every rank for these rows; nothing is read."""
-        return self._planner([int(length) for length in self.store.lengths[list(rows)]])
+        return self._planner(self.store.lengths[list(rows)])
 
     def build(self, draw: Draw) -> Batch:
         """Read and lay out what this rank needs of ``draw``."""
@@ -56,6 +56,8 @@ class BatchBuilder:
         examples = {position: self.store[rows[position]] for position in wanted}
         sources = dict(enumerate(int(source) for source in self.store.source_of(rows)))
         lengths = self.store.lengths[rows]
+        padded = round_up(lengths, self._layout.segment_multiple)
+        longest = _longest_row(plans, padded.tolist()) if self._layout.equal_lengths else 0
         return Batch(
             micro_batches=tuple(
                 collate(
@@ -64,7 +66,7 @@ class BatchBuilder:
                     sources=sources,
                     pad_id=self._pad_id,
                     layout=self._layout,
-                    length=_longest_row(plans, lengths) if self._layout.equal_lengths else 0,
+                    length=longest,
                 )
                 for micro_batch in plan
             ),
@@ -78,27 +80,55 @@ class BatchBuilder:
 
 
 class BatchStream:
-    """An endless iterator of training batches; the last one of an epoch may be short."""
+    """An endless iterator of training batches; the last one of an epoch may be short.
 
-    def __init__(self, builder: BatchBuilder, *, sampler: Sampler, batch_size: int, num_readers: int = 0) -> None:
+    Args:
+        builder: reads and lays out what is drawn.
+        sampler: draws the rows.
+        batch_size: rows a step.
+        batch_tokens: tokens a step at most, instead. A step ends before the row that would pass it, which begins the
+            next one; a row that is longer by itself is a step by itself.
+        num_readers: threads that read ahead; 0 reads when a batch is asked for.
+
+    Raises:
+        DataError: the sampler's epochs would have no step.
+    """
+
+    def __init__(
+        self,
+        builder: BatchBuilder,
+        *,
+        sampler: Sampler,
+        batch_size: int,
+        batch_tokens: int | None = None,
+        num_readers: int = 0,
+    ) -> None:
         if len(sampler) == 0:
             raise DataError("sampler", "has a length of 0, so that an epoch would have no step", fix=_ROWS)
         self.builder = builder
         self._sampler = sampler
         self._batch_size = batch_size
+        self._batch_tokens = batch_tokens
         self._num_readers = num_readers
         self._step = 0
         self._epoch = 0
         self._position = 0
+        self._held: int | None = None
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Batches an epoch: ceil(draws / batch_size)."""
-        return -(-len(self._sampler) // self._batch_size)
+    def draws_per_epoch(self) -> int:
+        """Rows an epoch draws."""
+        return len(self._sampler)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Batches an epoch: ceil(draws / batch_size); None where a step has no fixed number of rows."""
+        return -(-len(self._sampler) // self._batch_size) if self._batch_tokens is None else None
 
     def resume(self, cursor: Mapping[str, Any]) -> None:
         """Continue after the batch whose ``cursor`` this is."""
         self._step, self._epoch, self._position = cursor["step"], cursor["epoch"], cursor["position"]
+        self._held = cursor["held"]
         self._sampler.load_state_dict(cursor["sampler"])
 
     def draws(self) -> Iterator[Draw]:
@@ -108,7 +138,7 @@ class BatchStream:
             # One empty epoch is legal: a sampler restored at its very end has nothing left of it.
             empty_epochs += 1
             iterator = iter(self._sampler)
-            while rows := tuple(index(row) for row in islice(iterator, self._batch_size)):
+            while rows := self._take(iterator):
                 empty_epochs = 0
                 yield self._draw(rows)
             if self._position:
@@ -130,17 +160,42 @@ class BatchStream:
             finally:
                 readers.shutdown(cancel_futures=True)
 
+    def _take(self, iterator: Iterator[int]) -> tuple[int, ...]:
+        """The rows of the next step; none at the end of an epoch."""
+        budget = self._batch_tokens or self._batch_size
+        rows: list[int] = []
+        total = 0
+        while total < budget and self._position + len(rows) < len(self._sampler):
+            drawn = next(iterator, None) if self._held is None else self._held
+            if drawn is None:
+                break
+            row, self._held = index(drawn), None
+            size = self._size(row)
+            if rows and total + size > budget:
+                self._held = row
+                break
+            rows.append(row)
+            total += size
+        return tuple(rows)
+
+    def _size(self, row: int) -> int:
+        if not 0 <= row < len(self.builder.store):
+            raise DataError("sampler", f"drew row {row} of {len(self.builder.store)} rows", fix=_ROWS)
+        return int(self.builder.store.lengths[row]) if self._batch_tokens else 1
+
     def _draw(self, rows: tuple[int, ...]) -> Draw:
-        num_rows = len(self.builder.store)
-        if not 0 <= min(rows) <= max(rows) < num_rows:
-            raise DataError("sampler", f"drew rows {min(rows)} to {max(rows)} of {num_rows} rows", fix=_ROWS)
         self._step += 1
         self._position += len(rows)
         ends_epoch = self._position >= len(self._sampler)
-        state = _snapshot(self._sampler.state_dict())
         if ends_epoch:
             self._next_epoch()
-        cursor = {"step": self._step, "epoch": self._epoch, "position": self._position, "sampler": state}
+        cursor = {
+            "step": self._step,
+            "epoch": self._epoch,
+            "position": self._position,
+            "held": self._held,
+            "sampler": _snapshot(self._sampler.state_dict()),
+        }
         return Draw(rows, step=self._step, ends_epoch=ends_epoch, cursor=cursor)
 
     def _next_epoch(self) -> None:
@@ -151,15 +206,16 @@ class BatchStream:
 class EvalBatches:
     """The rows of an evaluation set in stored order, once an iteration, each row in one batch."""
 
-    def __init__(self, builder: BatchBuilder, *, batch_size: int) -> None:
+    def __init__(self, builder: BatchBuilder, *, batch_size: int, batch_tokens: int | None = None) -> None:
         self._builder = builder
-        self._batch_size = batch_size
+        self._size: dict[str, Any] = {"batch_size": batch_size, "batch_tokens": batch_tokens}
 
     def __iter__(self) -> Iterator[Batch]:
-        num_rows = len(self._builder.store)
-        for start in range(0, num_rows, self._batch_size):
-            rows = tuple(range(start, min(start + self._batch_size, num_rows)))
-            yield self._builder.build(Draw(rows, step=0, ends_epoch=False, cursor={}))
+        stream = BatchStream(self._builder, sampler=SequentialSampler(len(self._builder.store)), **self._size)
+        for draw in stream.draws():
+            yield self._builder.build(replace(draw, step=0, ends_epoch=False, cursor={}))
+            if draw.ends_epoch:
+                return
 
 
 def _snapshot(state: dict[str, Any]) -> dict[str, Any]:
@@ -172,6 +228,6 @@ def _snapshot(state: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def _longest_row(plans: Sequence[RankPlan], lengths: Any) -> int:
+def _longest_row(plans: Sequence[RankPlan], lengths: Sequence[int]) -> int:
     rows = (row for plan in plans for micro_batch in plan for row in micro_batch)
-    return max(sum(int(lengths[position]) for position in row) for row in rows)
+    return max(sum(lengths[position] for position in row) for row in rows)

@@ -17,7 +17,6 @@ from burnish.assemble import (
     open_source,
 )
 from burnish.config import SFTConfig, find_problems
-from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout
 from burnish.data.store import Store, StoreReport
 from burnish.data.stream import BatchStream
@@ -34,9 +33,10 @@ class CheckReport:
     sources: tuple[StoreReport, ...] = ()
     eval_sources: tuple[StoreReport, ...] = ()
     steps_per_epoch: int | None = None
+    """None with ``batch_tokens``, where a step has no fixed number of rows."""
     num_steps: int | None = None
     tokens_per_step: float | None = None
-    """Mean over the first epoch, padding not counted."""
+    """Mean over the first steps of the first epoch, padding not counted."""
     packing_efficiency: float | None = None
     """Tokens by cells of the micro-batches, over the first steps of the first epoch."""
     problems: tuple[Problem, ...] = ()
@@ -51,8 +51,9 @@ class CheckReport:
             return str(ConfigError(self.problems))
         lines = [_describe(report, "train") for report in self.sources]
         lines += [_describe(report, "eval") for report in self.eval_sources]
+        an_epoch = f" ({self.steps_per_epoch} an epoch)" if self.steps_per_epoch else ""
         lines.append(
-            f"steps: {self.num_steps} ({self.steps_per_epoch} an epoch), {self.tokens_per_step:,.0f} tokens a step, "
+            f"steps: {self.num_steps}{an_epoch}, {self.tokens_per_step:,.0f} tokens a step, "
             f"packing efficiency {self.packing_efficiency:.1%}"
         )
         return "\n".join(lines)
@@ -85,7 +86,7 @@ def check(config: SFTConfig) -> CheckReport:
     with _noted(problems, "resume_from", config.resume_from):
         find_start(config, build_checkpointer(config, stores))
     with _noted(problems, "sampler_class_path", config.sampler_class_path):
-        stream = build_stream(config, Mixture(stores), layout=Layout(), pad_id=card.pad_id)
+        stream = build_stream(config, card, stores, layout=Layout())
     if problems:
         return CheckReport(problems=tuple(problems))
     tokens_per_step, packing_efficiency = _look_at(stream)
@@ -117,11 +118,13 @@ def _problem(key: str, value: Any, error: BurnishError) -> Problem:
 def _look_at(stream: BatchStream) -> tuple[float, float]:
     """Tokens a step, and tokens by cells."""
     tokens, cells, steps = 0, 0, 0
-    for draw in islice(stream.draws(), min(stream.steps_per_epoch, _STEPS_LOOKED_AT)):
-        lengths = [int(length) for length in stream.builder.store.lengths[list(draw.rows)]]
+    for draw in islice(stream.draws(), _STEPS_LOOKED_AT):
+        lengths = stream.builder.store.lengths[list(draw.rows)].tolist()
         tokens += sum(lengths)
         cells += _cells(lengths, stream.builder.plan(draw.rows))
         steps += 1
+        if draw.ends_epoch:
+            break
     return tokens / steps, tokens / cells
 
 

@@ -48,10 +48,10 @@ def step_flops(card: ModelCard, *, lengths: Sequence[int], num_targets: int) -> 
         num_targets: positions at which the head is computed.
     """
     head = 6 * card.hidden_size * card.num_embeddings * num_targets
-    return float(segment_flops(card, lengths=np.asarray(lengths)).sum() + head)
+    return float(segment_flops(np.asarray(lengths), card=card).sum() + head)
 
 
-def segment_flops(card: ModelCard, *, lengths: NDArray[np.integer]) -> NDArray[np.float64]:
+def segment_flops(lengths: NDArray[np.integer], *, card: ModelCard) -> NDArray[np.float64]:
     """The same of each segment, without the head.
 
     A multiply-add is two operations and the backward pass costs two forwards, hence 6 for each weight and token

@@ -17,7 +17,8 @@ class StepMetrics:
 
     source_names: Sequence[str]
     """Name of each source; losses are split by source when there are several."""
-    steps_per_epoch: int
+    draws_per_epoch: int
+    """Rows an epoch draws."""
     num_ranks: int
     flops_of: Callable[[Sequence[int], int], float]
     """(lengths of segments, number of targets) -> floating-point operations, forward and backward."""
@@ -42,7 +43,7 @@ class StepMetrics:
             "train/tokens_per_second_per_gpu": tokens_per_second / self.num_ranks,
             "train/mfu": self._mfu(batch, seconds),
             "train/packing_efficiency": _packing_efficiency(batch),
-            "train/epoch": progress.step / self.steps_per_epoch,
+            "train/epoch": batch.cursor["epoch"] + batch.cursor["position"] / self.draws_per_epoch,
             "train/total_tokens": progress.total_tokens,
             "train/memory_peak_gib": result.memory_peak_gib,
             **{f"timing/{part}": value for part, value in {**timings, **result.timings}.items()},

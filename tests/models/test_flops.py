@@ -30,7 +30,7 @@ def test_a_window_bounds_attention(model_dir):
 
 def test_segments_cost_what_a_step_of_them_does(model_dir):
     card = replace(read_card(str(model_dir)), windows=(8, None))
-    costs = segment_flops(card, lengths=np.array([10, 20, 3]))
+    costs = segment_flops(np.array([10, 20, 3]), card=card)
     assert costs.tolist() == [step_flops(card, lengths=[length], num_targets=0) for length in (10, 20, 3)]
     assert costs.sum() == step_flops(card, lengths=[10, 20, 3], num_targets=0)
     assert costs[1] > 2 * costs[0]
