@@ -4,10 +4,13 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from burnish.data.batch import IGNORE
 from burnish.data.packing import Layout
-from burnish.data.samplers import SequentialSampler
+from burnish.data.samplers import DataMixingSampler, RandomSampler, SequentialSampler
+from burnish.data.stream import EvalBatches
 from burnish.errors import DataError
 from tests.train.fakes import make_store, make_stream
 
@@ -148,3 +151,86 @@ def test_a_state_that_no_checkpoint_could_hold_is_found_in_the_first_step():
     sampler = Own([np.int64(0)])
     with pytest.raises(DataError, match="its state is not JSON-ready"):
         next(iter(make_stream(make_store(6), sampler=sampler)))
+
+
+def steps_in_tokens(rows, lengths, budget):
+    """The rows of an epoch's steps, from the rule: as many as fit, and at least one."""
+    steps, total = [], budget
+    for row in rows:
+        if total + lengths[row] > budget:
+            steps.append([])
+            total = 0
+        steps[-1].append(row)
+        total += lengths[row]
+    return [tuple(step) for step in steps]
+
+
+@given(st.integers(1, 30), st.integers(1, 60), st.integers(0, 5))
+@settings(max_examples=60)
+def test_a_step_holds_as_many_rows_as_its_tokens_allow(num_rows, budget, seed):
+    store = make_store(num_rows, seed=seed)
+    order = RandomSampler(num_rows, seed=7)
+    epochs = [steps_in_tokens(list(order), store.lengths, budget) for _ in range(3)]
+    stream = make_stream(store, batch_tokens=budget)
+    assert stream.steps_per_epoch is None
+    draws = list(islice(stream.draws(), sum(map(len, epochs))))
+    assert [draw.rows for draw in draws] == [step for epoch in epochs for step in epoch]
+    assert [draw.ends_epoch for draw in draws] == [step is epoch[-1] for epoch in epochs for step in epoch]
+
+
+SAMPLERS = {
+    "random": lambda: RandomSampler(12, seed=7),
+    "sequential": lambda: SequentialSampler(12),
+    "mixing": lambda: DataMixingSampler(range(12), lengths=[3, 9], weights=[1, 1]),
+    "custom": lambda: Written(12),
+}
+
+
+@pytest.mark.parametrize("num_readers", [0, 2])
+@pytest.mark.parametrize("budget", [1, 25, 40, 1000])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_step_of_tokens_is_found_again_from_any_cursor(sampler, budget, num_readers):
+    def stream():
+        return make_stream(
+            make_store(12, seed=3), batch_tokens=budget, num_readers=num_readers, sampler=SAMPLERS[sampler]()
+        )
+
+    whole = [(b.step, b.row_numbers, b.cursor) for b in islice(stream(), 30)]
+    assert any(cursor["held"] is not None for _, _, cursor in whole) is (budget in (25, 40))
+    for at in range(25):
+        again = stream()
+        again.resume(whole[at][2])
+        assert [(b.step, b.row_numbers, b.cursor) for b in islice(again, 4)] == whole[at + 1 : at + 5]
+
+
+def test_a_row_that_waits_for_the_next_step_is_in_no_other():
+    stream = make_stream(make_store(20), batch_tokens=30, num_readers=2)
+    epoch = []
+    for batch in stream:
+        epoch += batch.row_numbers
+        if batch.ends_epoch:
+            break
+    assert sorted(epoch) == list(range(20))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_rows_of_one_length_on_all_ranks(ranks):
+    store = make_store(11)
+    streams = [
+        make_stream(store, batch_size=11, layout=Layout(rank, ranks, segment_multiple=8, row_multiple=4, equal_lengths=True))
+        for rank in range(ranks)
+    ]  # fmt: skip
+    shapes = {m.input_ids.shape for stream in streams for m in next(iter(stream)).micro_batches}
+    assert len(shapes) == 1
+    rows, length = shapes.pop()
+    assert (rows, length % 8) == (1, 0)
+
+
+def test_an_evaluation_is_in_steps_of_tokens_too():
+    builder = make_stream(make_store(9, seed=2)).builder
+    lengths = builder.store.lengths
+    for _ in range(2):
+        batches = list(EvalBatches(builder, batch_size=4, batch_tokens=30))
+        assert [b.row_numbers for b in batches] == steps_in_tokens(range(9), lengths, 30)
+        assert {(b.step, b.ends_epoch) for b in batches} == {(0, False)}
+    assert [len(b.row_numbers) for b in EvalBatches(builder, batch_size=4)] == [4, 4, 1]

@@ -115,7 +115,8 @@ class Recorder:
         return [step for step, metrics in self.lines if key in metrics]
 
 
-def make_stream(store, *, batch_size=4, seed=7, num_readers=0, layout=None, sampler=None, micro_batch_size=2):
+def make_stream(store, *, seed=7, layout=None, sampler=None, micro_batch_size=2, **options):
+    """``options`` are those of the stream; the batch size is 4."""
     layout = layout or Layout()
     mixture = Mixture([store])
 
@@ -124,7 +125,7 @@ def make_stream(store, *, batch_size=4, seed=7, num_readers=0, layout=None, samp
 
     builder = BatchBuilder(mixture, planner=planner, layout=layout, pad_id=0)
     sampler = RandomSampler(len(mixture), seed=seed) if sampler is None else sampler
-    return BatchStream(builder, sampler=sampler, batch_size=batch_size, num_readers=num_readers)
+    return BatchStream(builder, sampler=sampler, **{"batch_size": 4, **options})
 
 
 def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, **options):
@@ -132,7 +133,8 @@ def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, 
     backend = backend or CountingBackend()
     recorder = Recorder()
     rows = options.pop("rows", 37)
-    stream = make_stream(make_store(rows), batch_size=options.pop("batch_size", 4))
+    of_stream = {key: options.pop(key) for key in ("batch_size", "batch_tokens", "sampler") if key in options}
+    stream = make_stream(make_store(rows), **of_stream)
     eval_store = make_store(5, seed=1, name="held")
     checkpointer = Checkpointer(
         tmp_path and tmp_path / "ckpt", keep=options.pop("keep", -1), run=options.pop("run", {}), config={}
