@@ -124,17 +124,22 @@ def _token_bytes(backend: Any) -> list[bytes]:
 
 
 def _byte_level(token: str) -> bytes:
-    return bytes(_BYTES[letter] for letter in token) if all(letter in _BYTES for letter in token) else token.encode()
+    try:
+        return token.translate(_LETTERS).encode("latin-1")
+    except UnicodeEncodeError:
+        return token.encode()  # not written in this alphabet
 
 
-def _byte_letters() -> dict[str, int]:
+def _byte_letters() -> dict[int, int]:
     """The byte of each letter in which GPT-2's byte-level alphabet writes it: printable ones stand for themselves."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    no_letters = dict.fromkeys(others, 0xFFFF)
+    return {byte: byte for byte in printable} | no_letters | {256 + i: byte for i, byte in enumerate(others)}
 
 
-_BYTES = _byte_letters()
+_LETTERS = _byte_letters()
+"""Code points by code point, for ``str.translate``."""
 
 
 def _to_bytes(text: str, spans: Sequence[Span]) -> list[Span]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,15 @@ class ConversationTokenizer:
         self._kwargs = dict(chat_template_kwargs)
         self._finders = self._make_finders()
         self._encoder = Encoder(self._tokenizer.backend_tokenizer)
-        self._masker = TokenMasker(self._tokenizer, self._encoder)
         self._train_on_what = TrainOnWhat(train_on_what)
         self._max_length = max_length
         self._truncation = Truncation(truncation)
         self._num_to_verify = NUM_VERIFIED
+
+    @cached_property
+    def _masker(self) -> TokenMasker:
+        """Made when a row needs it: a store that the cache has needs none."""
+        return TokenMasker(self._tokenizer, self._encoder)
 
     @property
     def tokenizer_hash(self) -> str:
@@ -143,9 +148,13 @@ class ConversationTokenizer:
         return [each if isinstance(each, Dropped) else self._example(*each, next(ids)) for each in found]
 
     def try_fast_engine(self, conversations: Sequence[Conversation]) -> bool:
-        """Encode with gigatoken from here on, where it is installed and gives the same ids for ``conversations``."""
+        """Encode with gigatoken from here on, where it gives the same ids for ``conversations``."""
         found = [self._find(conversation) for conversation in conversations]
         return self._encoder.try_fast([each[0] for each in found if not isinstance(each, Dropped)])
+
+    def use_fast_engine(self) -> None:
+        """Encode with gigatoken from here on, as ``try_fast_engine`` found in another process."""
+        self._encoder.use_fast()
 
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         """The text of ``ids``, special tokens included."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
@@ -23,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from burnish.data.chat import ChatReader, Conversation, Dropped, chat_reader
+from burnish.data.encoder import fast_engine_installed
 from burnish.data.example import Example
 from burnish.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, write_manifest
 from burnish.data.pool import GUARD, map_in_processes, refuse_in_pool
@@ -37,12 +39,14 @@ from burnish.storage.transfer import fetch, upload
 log = get_logger(__name__)
 
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8()))])
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 """Raised when the same rows and settings give other bytes than before."""
 BATCH_ROWS = 256
 """Rows encoded together, and written as one record batch."""
-SHARD_ROWS = (4096, 16384)
+SHARD_ROWS = (512, 16384)
 """Fewest and most raw rows that become one file."""
+SAMPLED_ROWS = (8, 32)
+"""Runs of raw rows, and rows in each, on which a faster engine must give the same ids."""
 PROGRESS_SECONDS = 5.0
 
 
@@ -142,6 +146,19 @@ class _ShardWriter:
         self._reader = reader
         self.tokenizer = settings.load()
 
+    def try_fast_engine(self) -> bool:
+        """Whether the tokenizer uses a faster engine from here on; rows that cannot be read are for ``write``."""
+        runs, length = SAMPLED_ROWS
+        if not fast_engine_installed() or len(self._rows) < 4 * runs * length:
+            return False
+        sample: list[Conversation] = []
+        for start in range(0, len(self._rows) - length, len(self._rows) // runs):
+            for number in range(start, start + length):
+                with suppress(DataError):
+                    read = self._reader.read(self._rows[number])
+                    sample += [read] if isinstance(read, Conversation) else []
+        return self.tokenizer.try_fast_engine(sample)
+
     def write(self, task: _Task) -> _Shard:
         start, stop, file = task
         dropped: Counter[str] = Counter()
@@ -239,18 +256,23 @@ class _Job:
         tasks = [(start, stop, folder / f"rows-{i:05d}.arrow") for i, (start, stop) in enumerate(bounds)]
         num_workers = min(self._num_workers, os.cpu_count() or 1, len(tasks))
         alone = num_workers == 0 or len(tasks) == 1
-        shards, spoke = [], time.monotonic()
-        for shard in map(self._writer.write, tasks) if alone else self._in_pool(tasks, num_workers):
+        fast = self._writer.try_fast_engine()
+        shards, told, spoke = [], 0, time.monotonic()
+        for shard in map(self._writer.write, tasks) if alone else self._in_pool(tasks, num_workers, fast):
             shards.append(shard)
-            if time.monotonic() - spoke > PROGRESS_SECONDS:
-                spoke = time.monotonic()
-                log.info("tokenizing %s: %d of %d rows", self._name, tasks[len(shards) - 1][1], num_rows)
+            if (passed := time.monotonic() - spoke) > PROGRESS_SECONDS:
+                done = tasks[len(shards) - 1][1]
+                speed = (done - told) / passed
+                log.info("tokenizing %s: %d of %d rows, %.0f rows/s", self._name, done, num_rows, speed)
+                told, spoke = done, time.monotonic()
         manifest = self._manifest(shards)
         self._check_left(manifest)
+        for notice in manifest.notices:
+            log.info("%s: %s", self._name, notice)
         write_manifest(folder, manifest)
 
-    def _in_pool(self, tasks: Sequence[_Task], num_workers: int) -> Iterator[_Shard]:
-        start = (self._rows, self._reader, self._settings)
+    def _in_pool(self, tasks: Sequence[_Task], num_workers: int, fast: bool) -> Iterator[_Shard]:
+        start = (self._rows, self._reader, self._settings, fast)
         try:
             yield from map_in_processes(_work, tasks, num_workers=num_workers, start=_start_worker, arguments=start)
         except BrokenProcessPool as error:
@@ -273,7 +295,7 @@ class _Job:
             special_tokens=tokenizer.special_tokens,
             max_length=self._settings.max_length,
             train_on_what=str(self._settings.train_on_what),
-            notices=tuple(sorted({notice for shard in shards for notice in shard.notices})),
+            notices=tuple(sorted({*self._reader.notices, *(n for shard in shards for n in shard.notices)})),
             checksums={name: checksum for shard in shards for name, checksum in shard.checksum.items()},
         )
 
@@ -291,9 +313,11 @@ _writers: list[_ShardWriter] = []
 """In a process of the pool, its one writer."""
 
 
-def _start_worker(rows: RawRows, reader: ChatReader, settings: TokenizerSettings) -> None:
+def _start_worker(rows: RawRows, reader: ChatReader, settings: TokenizerSettings, fast: bool) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
     _writers.append(_ShardWriter(rows, reader, settings))
+    if fast:
+        _writers[0].tokenizer.use_fast_engine()
 
 
 def _work(task: _Task) -> _Shard:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from burnish.data.chat import Dropped, says_something
 from burnish.data.frames import common_prefix
-from burnish.data.mask import _BYTES
+from burnish.data.mask import _LETTERS
 from tests.data.shapes import turn
 from tests.data.tokenizing import ALL, load, read
 
@@ -29,8 +29,8 @@ ENDS = re.compile(rf"({SPECIAL.pattern})\Z")
 USER = turn("user", "Q1")
 BEFORE = ([USER], [turn("system", "S"), USER], [USER, turn("assistant", "A"), USER])
 """What a turn may be asked for after."""
-_LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
-BYTES = [_BYTES[letter] for letter in _LETTERS]
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+BYTES = [_LETTERS[ord(letter)] for letter in ALPHABET]
 
 
 def as_parts(messages):
@@ -51,7 +51,7 @@ FORMS = (list, as_text, as_parts)
 
 def save_bytes_tokenizer(folder: Path, source: str) -> Path:
     """A token for each byte and each control token of ``source``: no token straddles anything."""
-    tokenizer = Tokenizer(BPE(vocab={letter: i for i, letter in enumerate(_LETTERS)}, merges=[]))
+    tokenizer = Tokenizer(BPE(vocab={letter: i for i, letter in enumerate(ALPHABET)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     special = sorted({*SPECIAL.findall(source), "<|bos|>", "<|endoftext|>"})
