@@ -28,8 +28,8 @@ SIDES = {"s5cmd": "parts", "Burnish": "parts", "Burnish, MD5": "whole", "Burnish
 """And which of the two stores each fetches."""
 
 
-def upload(folder: Path, megabytes: int) -> dict[str, str]:
-    """Both stores; returns the SHA-256 of their shards by name."""
+def upload(folder: Path, megabytes: int) -> None:
+    """Both stores; writes the SHA-256 of their shards by name."""
     store, checksums = S3Store("bench", client_options={"allow_http": True, "timeout": "5m"}), {}
     for number in range(SHARDS):
         name, file = f"part-{number:03}.arrow", folder / "shard"
@@ -38,7 +38,7 @@ def upload(folder: Path, megabytes: int) -> dict[str, str]:
         obstore.put(store, f"parts/{name}", file, use_multipart=True, chunk_size=8 << 20)
         obstore.put(store, f"whole/{name}", file, use_multipart=False)
     file.unlink()
-    return checksums
+    (folder / "checksums.json").write_text(json.dumps(checksums))
 
 
 def measure_s5cmd(uri: str, target: Path) -> dict[str, float]:
@@ -54,9 +54,13 @@ def measure_s5cmd(uri: str, target: Path) -> dict[str, float]:
 
 
 def measure_burnish(uri: str, target: Path, checksums: Path) -> dict[str, float]:
-    """In a process of its own: this file again."""
-    command = [sys.executable, "-m", "benchmarks.download", "--fetch", uri, str(target), str(checksums)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return json.loads(in_a_process("--fetch", uri, str(target), str(checksums)))
+
+
+def in_a_process(*arguments: str) -> str:
+    """This file again: a process begins with the peak of memory that the one it comes from has now."""
+    command = [sys.executable, "-m", "benchmarks.download", *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def fetch_once(uri: str, target: str, checksums: str) -> None:
@@ -72,7 +76,7 @@ def numbers(seconds: float, cpu: float, kilobytes: int) -> dict[str, float]:
 
 def compare(folder: Path, megabytes: int, repeats: int) -> dict[str, dict[str, float]]:
     checksums, none = folder / "checksums.json", folder / "none.json"
-    checksums.write_text(json.dumps(upload(folder, megabytes)))
+    in_a_process("--upload", str(folder), str(megabytes))
     none.write_text("{}")
     best: dict[str, dict[str, float]] = {}
     for turn in range(repeats + 1):
@@ -109,5 +113,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--fetch"]:
         fetch_once(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--upload"]:
+        upload(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         main()
