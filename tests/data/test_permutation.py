@@ -1,4 +1,6 @@
 import time
+import tracemalloc
+from itertools import islice, permutations
 
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.data.permutation import permuted
+from burnish.data.samplers import RandomSampler
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**63), epoch=st.integers(0, 1000))
@@ -66,3 +69,41 @@ def test_a_billion_rows_take_no_longer_than_a_thousand():
     rows = permuted(np.arange(4096) + 999_000_000, size=10**9, key=(0, 0))
     assert time.perf_counter() - began < 0.5
     assert len(set(rows.tolist())) == 4096
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_every_order_comes_equally_often(size):
+    orders = {order: 0 for order in permutations(range(size))}
+    keys = 200 * len(orders)
+    for key in range(keys):
+        orders[tuple(permuted(np.arange(size), size=size, key=(3, key)).tolist())] += 1
+    chi_square = sum((count - 200) ** 2 / 200 for count in orders.values())
+    assert abs(chi_square - (len(orders) - 1)) < 4 * np.sqrt(2 * len(orders))
+
+
+def test_rows_that_are_neighbours_fall_on_all_pairs_of_places():
+    """Through the network, not the table of a few: where row 1 stands says nothing of where row 2 does."""
+    size, keys, parts = 2000, 3000, 10
+    pairs = np.zeros((parts, parts))
+    for key in range(keys):
+        first, second = permuted(np.array([700, 701]), size=size, key=(11, key)) * parts // size
+        pairs[first, second] += 1
+    chi_square = ((pairs - keys / parts**2) ** 2 / (keys / parts**2)).sum()
+    assert abs(chi_square - parts**2) < 4 * np.sqrt(2 * parts**2)
+
+
+def test_a_billion_rows_take_no_memory_and_no_time_to_resume():
+    def draw(start):
+        sampler = RandomSampler(10**9, seed=1)
+        sampler.load_state_dict({"drawn": start})
+        return list(islice(sampler, 3000))
+
+    tracemalloc.start()
+    began = time.thread_time()
+    whole, late = draw(0), draw(10**9 - 3000)
+    seconds, peak = time.thread_time() - began, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (whole[2000:], late[2900:]) == (draw(2000)[:1000], draw(10**9 - 100)[:100])
+    assert len(set(whole + late)) == 6000
+    assert peak < 4e6
+    assert seconds < 1
