@@ -1,5 +1,7 @@
 """B43: steps are ceil(rows / batch size) an epoch, with and without packing."""
 
+from itertools import islice
+
 import pytest
 
 from burnish import SFTConfig
@@ -7,6 +9,7 @@ from burnish.config import find_problems
 from burnish.errors import ConfigError
 from burnish.inspect.plan import check
 from tests.toys import row, write_jsonl
+from tests.train.fakes import make_store, make_stream
 
 
 @pytest.fixture
@@ -14,7 +17,8 @@ def config_of(tmp_path, model_dir):
     store = write_jsonl(tmp_path / "store.jsonl", [row([4, 5, 6 + i % 40], [0, 1, 1]) for i in range(41)])
 
     def make(**keys):
-        return SFTConfig(model={"path": str(model_dir)}, pretokenized_dataset_paths=[str(store)], batch_size=4, **keys)
+        size = {} if "batch_tokens" in keys else {"batch_size": 4}
+        return SFTConfig(model={"path": str(model_dir)}, pretokenized_dataset_paths=[str(store)], **size, **keys)
 
     return make
 
@@ -35,3 +39,24 @@ def test_both_given_is_an_error(config_of):
 def test_zero_steps_is_an_error(config_of):
     with pytest.raises(ConfigError, match="num_steps"):
         config_of(num_steps=0)
+
+
+def test_more_steps_than_an_epoch_go_on_in_a_new_order():
+    draws = list(islice(make_stream(make_store(41)).draws(), 1000))
+    epochs = [draws[start : start + 11] for start in range(0, 990, 11)]
+    orders = {tuple(row for draw in epoch for row in draw.rows) for epoch in epochs}
+    assert len(orders) == 90
+    assert all(sorted(order) == list(range(41)) for order in orders)
+    assert all([len(draw.rows) for draw in epoch] == [4] * 10 + [1] for epoch in epochs)
+
+
+def test_a_step_of_tokens_has_no_number_of_steps_an_epoch(config_of):
+    report = check(config_of(batch_tokens=12, num_steps=30))
+    assert (report.problems, report.steps_per_epoch, report.num_steps, report.tokens_per_step) == (
+        (),
+        None,
+        30,
+        123 / 11,
+    )
+    assert "steps: 30, 11 tokens a step" in report.to_text()
+    assert report.to_json()["steps_per_epoch"] is None
