@@ -162,7 +162,8 @@ class Bucket:
             return StorageError(self.uri(key), f"the {place} is in another region ({said})", fix=fix)
         if status == 404:
             return StorageError(self.uri(key), f"there is no {place} ({said})", fix="check its name and the endpoint")
-        return StorageError(self.uri(key), f"cannot be had ({said})", fix="try again; what was fetched is kept")
+        fix = "check the network and the endpoint, then start again: what was fetched is kept"
+        return StorageError(self.uri(key), f"cannot be had ({said})", fix=fix)
 
 
 @lru_cache(maxsize=64)
