@@ -35,9 +35,11 @@ LLAMA3 = (
     + "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
 MISTRAL = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
     "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] | trim + eos_token }}"
-    "{% else %}{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    "{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
 )
 GEMMA = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
@@ -65,6 +67,39 @@ DEEPSEEK = (
     "{% else %}{{ '<|Assistant|>' + m['content'].split('</think>')[-1] + eos_token }}{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt and not ns.tool %}{{ '<|Assistant|>' }}{% endif %}"
 )
+SMOLLM2 = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are a small and helpful model<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
+    + GENERATE
+    + "{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+QWEN25 = (
+    "{%- if messages[0]['role'] == 'system' %}{%- set first = messages[0]['content'] %}"
+    "{%- else %}{%- set first = 'You are helpful.' %}{%- endif %}"
+    "{{- '<|im_start|>system\\n' + first }}{%- if tools %}{{- '\\n\\n# Tools' }}{%- for t in tools %}{{- '\\n' + (t | tojson) }}"
+    "{%- endfor %}{%- endif %}{{- '<|im_end|>\\n' }}"
+    "{%- for m in messages %}"
+    "{%- if m.role == 'user' or (m.role == 'system' and not loop.first) or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}"
+    "{%- elif m.role == 'assistant' %}{{- '<|im_start|>' + m.role }}{%- if m.content %}{{- '\\n' + m.content }}{%- endif %}"
+    "{%- for c in m.tool_calls %}{%- set c = c.function %}"
+    "{{- '\\n<tool_call>\\n{\"name\": \"' + c.name + '\", \"arguments\": ' }}{{- c.arguments | tojson }}{{- '}\\n</tool_call>' }}"
+    "{%- endfor %}{{- '<|im_end|>\\n' }}"
+    "{%- elif m.role == 'tool' %}"
+    "{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}"
+    "{{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}"
+    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}"
+    "{%- endif %}{%- endfor %}" + GENERATE + "{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+GRANITE = (
+    "{%- if messages[0]['role'] == 'system' %}{%- set first = messages[0]['content'] %}{%- set rest = messages[1:] %}"
+    "{%- else %}{%- set first = 'Answer as a helpful assistant.' %}{%- set rest = messages %}{%- endif %}"
+    "{{- '<|start_of_role|>system<|end_of_role|>' + first + '<|end_of_text|>\\n' }}"
+    "{%- if tools %}{{- '<|start_of_role|>tools<|end_of_role|>' + (tools | tojson) + '<|end_of_text|>\\n' }}{%- endif %}"
+    "{%- for m in rest %}{{- '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] + '<|end_of_text|>\\n' }}"
+    "{%- if loop.last and add_generation_prompt %}{{- '<|start_of_role|>assistant<|end_of_role|>' }}{%- endif %}{%- endfor %}"
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +121,11 @@ class Family:
 
 
 FAMILIES = {
+    "smollm2": Family(SMOLLM2, (), "<|im_end|>"),
+    "qwen2.5": Family(QWEN25, (), "<|im_end|>"),
+    "granite": Family(
+        GRANITE, ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"), "<|end_of_text|>", eos="<|end_of_text|>"
+    ),
     "qwen3": Family(QWEN3, (), "<|im_end|>", last="<think>\n\n</think>\n\n"),
     "llama3": Family(
         LLAMA3,

@@ -24,7 +24,7 @@ SPECIAL = re.compile(
 
 
 THINKING = re.compile(r"</?think>.*", re.DOTALL)
-AFTER_TOOL = re.compile(r"outputs?▁end｜>\Z")
+AFTER_TOOL = re.compile(r"(outputs?▁end｜|/outputs\|)>\Z")
 ENDS = re.compile(rf"({SPECIAL.pattern})\Z")
 USER = turn("user", "Q1")
 BEFORE = ([USER], [turn("system", "S"), USER], [USER, turn("assistant", "A"), USER])
@@ -49,14 +49,14 @@ FORMS = (list, as_text, as_parts)
 """What a template may be given of the same messages."""
 
 
-def save_bytes_tokenizer(folder: Path, source: str) -> Path:
+def save_bytes_tokenizer(folder: Path, source: str, *, special=(), bos="<|bos|>", eos="<|endoftext|>") -> Path:
     """A token for each byte and each control token of ``source``: no token straddles anything."""
     tokenizer = Tokenizer(BPE(vocab={letter: i for i, letter in enumerate(ALPHABET)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = sorted({*SPECIAL.findall(source), "<|bos|>", "<|endoftext|>"})
+    special = sorted({*SPECIAL.findall(source), bos, eos, *special})
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|endoftext|>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos)
     fast.chat_template = source
     fast.save_pretrained(folder)
     return folder
