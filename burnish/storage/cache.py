@@ -24,7 +24,7 @@ from burnish.log import get_logger
 log = get_logger(__name__)
 
 RETIRED_SECONDS = 7 * 24 * 3600
-"""How long a replaced folder stays under another name: another node may have its files mapped over a network."""
+"""How long a replaced generation stays: another node may have its files mapped over a network."""
 _SILENT_SECONDS = 1.0
 """Whoever waits longer for another process says so."""
 
@@ -57,48 +57,46 @@ def private_folder() -> Path:
 
 
 def publish_once(target: Path, *, build: Callable[[Path], None], force: bool = False, resumable: bool = False) -> Path:
-    """``target``, built by ``build`` unless it is there already.
+    """The newest generation of ``target``, built by ``build`` unless there is one already.
 
     Args:
-        target: the folder; its name must not begin with a dot.
+        target: the folder, and the first generation; its name must not begin with a dot.
         build: fills the folder it is given, which is empty unless ``resumable``.
-        force: build anew and put it in the place of the old one, unless another process does so meanwhile. Files that
-            a reader has mapped stay readable.
+        force: build a new generation, unless another process does so meanwhile. Whoever has the old one keeps it.
         resumable: what ``build`` leaves behind when it fails, or is killed, is given to the next one.
 
     Raises:
         StorageError: the folder of ``target`` cannot be written, or is full.
     """
-    try:
-        seen = _generation(target)
-    except OSError as error:
-        raise _not_writable(target, error) from error
-    if seen and not force:
-        return target
     lock = FileLock(target.parent / f".{target.name}.lock")
     try:
+        seen = published(target)
+        if seen and not force:
+            return seen
         target.parent.mkdir(parents=True, exist_ok=True)
         _acquire(lock, target)
     except OSError as error:
         raise _not_writable(target, error) from error
     try:
-        if _generation(target) in (None, seen):
-            temporary = target.parent / f".{target.name}.building-{'resumed' if resumable else uuid.uuid4().hex}"
-            _remove_leftovers(target, keep=temporary)
-            _build(target, build, temporary)
-            _publish(temporary, target)
+        newest = published(target)
+        if newest not in (None, seen):
+            return newest
+        temporary = target.parent / f".{target.name}.building-{'resumed' if resumable else uuid.uuid4().hex}"
+        _remove_leftovers(target, newest=newest, keep=temporary)
+        _build(target, build, temporary)
+        return _publish(temporary, target, newest)
     finally:
         lock.release()
-    return target
 
 
-def _generation(target: Path) -> tuple[int, int] | None:
-    """Another one for each folder that was ever at ``target``; none when there is none."""
-    try:
-        stat = target.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns
+def published(target: Path) -> Path | None:
+    """The newest generation of ``target``, which stays where it is also when a newer one comes; none before the first."""
+    prefix = f".{target.name}.generation-"
+    siblings = target.parent.iterdir() if target.parent.exists() else ()
+    numbers = [int(sibling.name.removeprefix(prefix)) for sibling in siblings if sibling.name.startswith(prefix)]
+    if numbers:
+        return target.with_name(f"{prefix}{max(numbers)}")
+    return target if target.exists() else None
 
 
 def _acquire(lock: FileLock, target: Path) -> None:
@@ -109,13 +107,15 @@ def _acquire(lock: FileLock, target: Path) -> None:
         lock.acquire()
 
 
-def _remove_leftovers(target: Path, *, keep: Path) -> None:
+def _remove_leftovers(target: Path, *, newest: Path | None, keep: Path) -> None:
     """Called under the lock, where whatever is being built for ``target`` belongs to a dead process."""
     for sibling in list(target.parent.iterdir()):
         mine = sibling.name.startswith(f".{target.name}.building-")
-        passing = sibling.name.startswith(".") and (".building-" in sibling.name or ".retired-" in sibling.name)
+        passing = sibling.name.startswith(".") and ".building-" in sibling.name
+        retired = sibling == target or sibling.name.startswith(f".{target.name}.generation-")
         with suppress(FileNotFoundError):  # another process removes old ones too
-            if sibling != keep and (mine or (passing and time.time() - sibling.stat().st_mtime > RETIRED_SECONDS)):
+            old = time.time() - sibling.stat().st_mtime > RETIRED_SECONDS
+            if sibling not in (keep, newest) and (mine or (old and (passing or retired))):
                 shutil.rmtree(sibling)
 
 
@@ -135,12 +135,13 @@ def _build(target: Path, build: Callable[[Path], None], temporary: Path) -> None
         raise
 
 
-def _publish(temporary: Path, target: Path) -> None:
-    if target.exists():
-        retired = target.parent / f".{target.name}.retired-{uuid.uuid4().hex}"
-        target.rename(retired)
-        os.utime(retired)
-    temporary.rename(target)
+def _publish(temporary: Path, target: Path, newest: Path | None) -> Path:
+    """A rename onto a name that was never used, so that no reader finds the old generation gone or both mixed."""
+    if newest is None:
+        return temporary.rename(target)
+    number = 1 if newest == target else int(newest.name.rpartition("-")[2]) + 1
+    os.utime(newest)  # retired from now on
+    return temporary.rename(target.with_name(f".{target.name}.generation-{number}"))
 
 
 def _not_writable(target: Path, error: OSError) -> StorageError:

@@ -21,7 +21,7 @@ from pathlib import Path
 from burnish.errors import StorageError
 from burnish.log import get_logger
 from burnish.storage.bucket import Bucket, open_bucket
-from burnish.storage.cache import cache_root, private_folder, publish_once
+from burnish.storage.cache import cache_root, private_folder, publish_once, published
 from burnish.storage.files import File, canonical, file_digest, is_remote
 
 log = get_logger(__name__)
@@ -63,12 +63,13 @@ def fetch(
     job = _Job(uri, bucket, files, checksums or {})
     home = root / "objects" / _digest(uri)
     target = home / _digest([[file.name, file.identity] for file in files])
-    damaged = target.exists() and not job.is_whole(target)
-    if target.exists() and not (force_recache or damaged):
+    current = published(target)
+    damaged = current is not None and not job.is_whole(current)
+    if current and not (force_recache or damaged):
         log.info("%s: %d objects, unchanged, are in the cache", place, len(files))
     reuse = None if force_recache or damaged else home
-    publish_once(target, build=partial(job.build, reuse=reuse), force=force_recache or damaged, resumable=True)
-    return target
+    build = partial(job.build, reuse=reuse)
+    return publish_once(target, build=build, force=force_recache or damaged, resumable=True)
 
 
 class _Job:

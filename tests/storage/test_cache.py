@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from burnish.errors import StorageError
-from burnish.storage.cache import RETIRED_SECONDS, cache_root, private_folder, publish_once
+from burnish.storage.cache import RETIRED_SECONDS, cache_root, private_folder, publish_once, published
 
 
 def _hidden(folder: Path) -> list[str]:
@@ -73,20 +73,33 @@ def test_killed_build_counts_as_nothing_and_is_cleaned(tmp_path: Path) -> None:
     assert _hidden(tmp_path) == []
 
 
-def test_force_replaces_and_spares_readers(tmp_path: Path) -> None:
-    target = publish_once(tmp_path / "store", build=lambda f: (f / "rows").write_bytes(b"old"))
-    with (target / "rows").open("rb") as file:
+def test_force_makes_a_generation_and_spares_readers(tmp_path: Path) -> None:
+    old = publish_once(tmp_path / "store", build=lambda f: (f / "rows").write_bytes(b"old"))
+    with (old / "rows").open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    publish_once(target, build=lambda f: (f / "rows").write_bytes(b"new"), force=True)
-    assert (target / "rows").read_bytes() == b"new"
+    new = publish_once(tmp_path / "store", build=lambda f: (f / "rows").write_bytes(b"new"), force=True)
+    assert publish_once(tmp_path / "store", build=lambda _: None) == published(tmp_path / "store") == new
+    assert (new / "rows").read_bytes() == b"new"
+    assert (old / "rows").read_bytes() == b"old", "whoever is about to open more of its files finds them"
+    os.utime(old, (0, time.time() - RETIRED_SECONDS - 9))
+    os.utime(new, (0, time.time() - RETIRED_SECONDS - 9))
+    newer = publish_once(tmp_path / "store", build=lambda f: (f / "rows").write_bytes(b"newer"), force=True)
     assert mapped[:] == b"old"
-    assert len(_hidden(tmp_path)) == 1
-    retired = tmp_path / _hidden(tmp_path)[0]
-    os.utime(retired, (0, time.time() - RETIRED_SECONDS - 9))
-    publish_once(target, build=lambda f: (f / "rows").write_bytes(b"newer"), force=True)
-    assert mapped[:] == b"old"
-    assert (tmp_path / _hidden(tmp_path)[0] / "rows").read_bytes() == b"new"
-    assert len(_hidden(tmp_path)) == 1
+    assert not old.exists()
+    assert (new / "rows").read_bytes() == b"new", "its days are counted from now"
+    assert published(tmp_path / "store") == newer
+    newest = [publish_once(tmp_path / "store", build=lambda _: None, force=True) for _ in range(9)][-1]
+    assert published(tmp_path / "store") == newest, "11 comes after 9"
+
+
+def test_generations_of_a_neighbour_are_not_mine(tmp_path: Path) -> None:
+    names = ("a", "a.b", "[a]", "*")
+    for name in names:
+        for force in (False, True):
+            publish_once(tmp_path / name, build=lambda f, name=name: (f / name).touch(), force=force)
+    assert [list(published(tmp_path / name).iterdir()) for name in names] == [
+        [published(tmp_path / name) / name] for name in names
+    ]
 
 
 def test_unwritable_place_is_named(tmp_path: Path) -> None:
