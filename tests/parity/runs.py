@@ -35,6 +35,16 @@ def tokenized(messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
 ROWS = [tokenized(c["messages"]) for c in CHATS]
 
 
+def batches_of_tokens(num_steps: int, tokens: int) -> list[list[tuple[list[int], list[int]]]]:
+    """The rows of each step of at most so many tokens: as stored, a step ends before the row that would pass it."""
+    epoch: list[list[tuple[list[int], list[int]]]] = []
+    for made in ROWS:
+        if not epoch or sum(len(ids) for ids, _ in [*epoch[-1], made]) > tokens:
+            epoch.append([])
+        epoch[-1].append(made)
+    return [epoch[step % len(epoch)] for step in range(num_steps)]
+
+
 def batches(num_steps: int) -> list[list[tuple[list[int], list[int]]]]:
     """The rows of each step: as stored, the last batch of an epoch short."""
     epoch = [ROWS[i : i + BATCH_SIZE] for i in range(0, len(ROWS), BATCH_SIZE)]
@@ -53,7 +63,7 @@ def store_data(folder: Path) -> dict[str, Any]:
 def config_of(folder: Path, *, model_dir: Path, num_steps: int, **keys: Any) -> SFTConfig:
     base = {
         "model": {"path": str(model_dir)},
-        "batch_size": BATCH_SIZE,
+        **({} if "batch_tokens" in keys else {"batch_size": BATCH_SIZE}),
         "sampler": "sequential",
         "max_length": 128,
         "num_steps": num_steps,

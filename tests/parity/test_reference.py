@@ -5,11 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from burnish import SFTConfig
+from burnish.api import evaluate
 from burnish.data import batch as batch_module
 from burnish.data import stream as stream_module
 from burnish.models.loss import LossModel
 from tests.parity import reference
-from tests.parity.runs import LR, assert_equal, batches, raw_data, run, store_data
+from tests.parity.runs import LR, ROWS, assert_equal, batches, batches_of_tokens, raw_data, run, store_data
+from tests.toys import row, write_jsonl
 
 STEPS = 5
 
@@ -25,7 +28,10 @@ SHAPES = {
     "padded": {"micro_train_batch_size_per_gpu": 4, "remove_microbatch_padding": False},
     "padded by two": {"micro_train_batch_size_per_gpu": 2, "remove_microbatch_padding": False},
     "in a row": {"micro_train_batch_size_per_gpu": 4},
-    "bins": {"use_sequence_packing": True, "max_tokens_per_microbatch": 200},
+    "in a row of eight": {"micro_train_batch_size_per_gpu": 8},
+    "bins": {"use_sequence_packing": True},
+    "bins of two": {"use_sequence_packing": True, "max_tokens_per_microbatch": 200},
+    "one bin": {"use_sequence_packing": True, "max_tokens_per_microbatch": 1000},
     "readers": {"dataloader_num_workers": 2},
     "recomputed": {"fsdp_config": {"activation_checkpointing": True}},
 }
@@ -48,6 +54,47 @@ def test_raw_and_pretokenized_are_the_same_to_the_bit(tmp_path, model_dir):
     ]
     assert runs[0]["losses"] == runs[1]["losses"]
     assert runs[0]["norms"] == runs[1]["norms"]
+
+
+@pytest.mark.parametrize("tokens", [60, 240])
+@pytest.mark.parametrize("packing", [{}, {"use_sequence_packing": True}], ids=["in a row", "bins"])
+def test_steps_of_tokens(tmp_path, model_dir, tokens, packing):
+    steps = batches_of_tokens(STEPS, tokens)
+    losses, norms, weights = reference.train(model_dir, steps, lr=LR)
+    got = run(tmp_path, model_dir=model_dir, num_steps=STEPS, batch_tokens=tokens, **store_data(tmp_path), **packing)
+    assert_equal(got, {"losses": losses, "norms": norms, "weights": weights})
+    assert len({len(step) for step in steps}) > 1 or tokens == 60
+
+
+def test_steps_of_tokens_are_those_of_as_many_rows_to_the_bit(tmp_path, model_dir):
+    rows = [row(list(range(3 + number, 13 + number)), [0, 0, 1, 1, 1, 0, 1, 1, 1, 1]) for number in range(8)]
+    data = {"pretokenized_dataset_paths": [str(write_jsonl(tmp_path / "rows.jsonl", rows))], "sampler": "random"}
+    by_rows, by_tokens = (
+        run(tmp_path / name, model_dir=model_dir, num_steps=STEPS, **data, **size)
+        for name, size in (("rows", {"batch_size": 3}), ("tokens", {"batch_tokens": 39}))
+    )
+    assert by_rows["losses"] == by_tokens["losses"]
+    assert by_rows["norms"] == by_tokens["norms"]
+
+
+EVALUATIONS = {
+    "alone": {"micro_train_batch_size_per_gpu": 1},
+    "padded": {"micro_train_batch_size_per_gpu": 8, "remove_microbatch_padding": False},
+    "large": {"micro_train_batch_size_per_gpu": 8, "batch_size": 100},
+    "packed": {"use_sequence_packing": True},
+    "packed, large": {"use_sequence_packing": True, "max_tokens_per_microbatch": 300, "batch_size": 100},
+    "tokens": {"use_sequence_packing": True, "batch_tokens": 400, "num_steps": 1},
+}
+
+
+def test_an_evaluation_depends_on_no_layout(tmp_path, model_dir):
+    (mean,), _, _ = reference.train(model_dir, [ROWS], lr=0.0)
+    (store,) = store_data(tmp_path)["pretokenized_dataset_paths"]
+    base = {"model": {"path": str(model_dir)}, "max_length": 128, "eval_pretokenized_dataset_paths": [store]}
+    for name, keys in EVALUATIONS.items():
+        (found,) = evaluate(SFTConfig(**base, **keys)).values()
+        assert found["loss"] == pytest.approx(mean, rel=1e-5), name
+        assert found["num_targets"] == sum(sum(mask[1:]) for _, mask in ROWS)
 
 
 def shift_by_one(monkeypatch):

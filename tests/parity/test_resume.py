@@ -12,6 +12,7 @@ OPTIONS = {
     "random": {"sampler": "random"},
     "readers": {"sampler": "random", "dataloader_num_workers": 2},
     "bins": {"sampler": "random", "use_sequence_packing": True, "max_tokens_per_microbatch": 200},
+    "tokens": {"sampler": "random", "batch_tokens": 240},
     "schedule": {
         "sampler": "random",
         "optimizer_config": {"lr": 3e-3, "scheduler": "cosine", "num_warmup_steps": 3, "min_lr_ratio": 0.1},
@@ -59,6 +60,16 @@ def test_at_the_end_of_an_epoch_and_with_other_readers(tmp_path, model_dir, at):
     resumed = {"dataloader_num_workers": 1}
     parts = in_two(tmp_path / "parts", model_dir=model_dir, at=at, num_steps=10, resumed_options=resumed, **data)
     assert_same_bits(parts, whole)
+
+
+def test_a_lost_row_that_waited_is_caught(tmp_path, model_dir, monkeypatch):
+    data = store_data(tmp_path) | OPTIONS["tokens"]
+    whole = run(tmp_path / "whole", model_dir=model_dir, num_steps=10, **data)
+    resume = BatchStream.resume
+    monkeypatch.setattr(BatchStream, "resume", lambda self, cursor: resume(self, cursor | {"held": None}))
+    parts = in_two(tmp_path / "parts", model_dir=model_dir, at=5, num_steps=10, **data)
+    with pytest.raises(AssertionError):
+        assert_same_bits(parts, whole)
 
 
 def test_a_lost_cursor_is_caught(tmp_path, model_dir, monkeypatch):
