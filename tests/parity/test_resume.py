@@ -66,8 +66,15 @@ def test_a_lost_row_that_waited_is_caught(tmp_path, model_dir, monkeypatch):
     data = store_data(tmp_path) | OPTIONS["tokens"]
     whole = run(tmp_path / "whole", model_dir=model_dir, num_steps=10, **data)
     resume = BatchStream.resume
-    monkeypatch.setattr(BatchStream, "resume", lambda self, cursor: resume(self, cursor | {"held": None}))
-    parts = in_two(tmp_path / "parts", model_dir=model_dir, at=5, num_steps=10, **data)
+    waited = []
+
+    def lose(self, cursor):
+        waited.append(cursor["held"])
+        resume(self, cursor | {"held": None})
+
+    monkeypatch.setattr(BatchStream, "resume", lose)
+    parts = in_two(tmp_path / "parts", model_dir=model_dir, at=3, num_steps=10, **data)
+    assert waited != [None]
     with pytest.raises(AssertionError):
         assert_same_bits(parts, whole)
 
