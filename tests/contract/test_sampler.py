@@ -2,7 +2,9 @@
 
 import json
 from itertools import islice
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from burnish.data.samplers import DataMixingSampler, RandomSampler, Sampler, SequentialSampler, load_custom_sampler
@@ -17,6 +19,12 @@ MAKERS = {
         dataset=range(11),
         kwargs={"weights": [1, 3]},
         source_lengths=[9, 2],
+    ),
+    "the example": lambda: load_custom_sampler(
+        "examples.curriculum.order.ShortFirst",
+        dataset=SimpleNamespace(lengths=np.array([5, 1, 9, 9, 2, 7, 3, 8, 6, 4, 1])),
+        kwargs={"groups": 3},
+        source_lengths=[11],
     ),
 }
 

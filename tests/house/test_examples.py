@@ -1,8 +1,11 @@
 """The examples and the README hold what they say."""
 
+import importlib
 import importlib.util
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from burnish.cli.main import COMMANDS
@@ -41,3 +44,13 @@ def test_the_files_to_read_first_are_there():
     for file in ("train/trainer.py", "data/stream.py", "data/batch.py", "models/loss.py", "data/tokenize.py"):
         assert file in readme
         assert (ROOT / "burnish" / file).is_file()
+
+
+def test_the_curriculum_goes_from_short_to_long_and_then_anywhere():
+    module = importlib.import_module("examples.curriculum.order")
+    lengths = np.arange(100) * 37 % 100
+    sampler = module.ShortFirst(SimpleNamespace(lengths=lengths), groups=4)
+    first, second = (lengths[list(sampler)] for _ in range(2))
+    assert [sorted(group) for group in np.split(first, 4)] == np.arange(100).reshape(4, 25).tolist()
+    assert sorted(second) == list(range(100))
+    assert all(np.ptp(group) > 25 for group in np.split(second, 4))
