@@ -222,12 +222,19 @@ _CREDENTIALS = {
 
 
 def _connect(scheme: str, name: str) -> Any:
-    return _connect_s3(name) if scheme == "s3" else _connect_gs(name)
+    try:
+        return _connect_s3(name) if scheme == "s3" else _connect_gs(name)
+    except (BaseError, ValueError) as error:
+        problem = f"its credentials cannot be used ({str(error).partition(chr(10))[0]})"
+        raise StorageError(f"{scheme}://{name}", problem, fix=_CREDENTIALS[scheme]) from None
 
 
 def _connect_s3(name: str) -> S3Store:
     """Keys in the environment, instance, container and web identities are the client's own; profiles are boto3's."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        fix = "begin it with https:// or http://"
+        raise StorageError(f"AWS_ENDPOINT_URL={endpoint}", "is no address of a server", fix=fix)
     settings: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
     files = [os.environ.get("AWS_SHARED_CREDENTIALS_FILE"), os.environ.get("AWS_CONFIG_FILE"), "~/.aws/credentials"]
     profile = "AWS_PROFILE" in os.environ or any(file and Path(file).expanduser().is_file() for file in files)
@@ -271,8 +278,12 @@ def _connect_gs(name: str) -> GCSStore:
 
 def _federated(name: str) -> Any:
     try:
+        from google.auth.exceptions import GoogleAuthError
         from obstore.auth.google import GoogleCredentialProvider
     except ImportError as error:
         fix = "pip install 'burnish[gs]'"
         raise StorageError(f"gs://{name}", "this kind of credentials needs google-auth", fix=fix) from error
-    return GoogleCredentialProvider()
+    try:
+        return GoogleCredentialProvider()
+    except GoogleAuthError as error:
+        raise StorageError(f"gs://{name}", f"no credentials were found ({error})", fix=_CREDENTIALS["gs"]) from error

@@ -89,22 +89,26 @@ class _Job:
 
     def build(self, folder: Path, *, reuse: Path | None) -> None:
         """Fetch into ``folder`` what is not in it yet; what an earlier fetch below ``reuse`` had is linked from there."""
+        try:
+            self._build(folder, reuse)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+                raise
+            fix = "rename them: one key is a folder of another, or is longer than a file's name may be"
+            raise StorageError(self._uri, f"has keys that cannot be files ({error})", fix=fix) from error
+
+    def _build(self, folder: Path, reuse: Path | None) -> None:
         started, unchanged = time.monotonic(), self._link(folder, reuse) if reuse else 0
         missing = [file for file in self._files if not (folder / file.name).is_file()]
         size = sum(file.size - _rewind(folder / file.name, file.size) for file in missing)
         _require_space(folder, size)
         counts = f"{len(missing)} of {len(self._files)} objects, {_gib(size)}"
         log.info("%s: fetching %s; %d are unchanged", self._uri, counts, unchanged)
+        for file in missing:
+            (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(THREADS) as pool:
             try:
-                for file in missing:
-                    (folder / file.name).parent.mkdir(parents=True, exist_ok=True)
                 self._fetch(missing, folder, pool)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
-                    raise
-                fix = "rename them: one key is a folder of another, or is longer than a file's name may be"
-                raise StorageError(self._uri, f"has keys that cannot be files ({error})", fix=fix) from error
             finally:
                 pool.shutdown(cancel_futures=True)
         objects = [[file.name, file.identity] for file in self._files]

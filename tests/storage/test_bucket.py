@@ -114,6 +114,23 @@ def test_what_is_no_place_is_refused_before_anybody_is_asked(no_clouds, uri):
         open_bucket(uri)
 
 
+@pytest.mark.parametrize("text", ["no JSON", "{}", '{"type": "service_account", "private_key": "x"}'])
+def test_credentials_that_cannot_be_used_are_named(no_clouds, monkeypatch, tmp_path, text):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKFIRST")
+    with pytest.raises(StorageError, match=r"s3://half: its credentials cannot be used \(.*SecretAccessKey"):
+        open_bucket("s3://half/tok")
+    (tmp_path / "key.json").write_text(text)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    with pytest.raises(StorageError, match="gs://half"):
+        open_bucket("gs://half/tok")
+
+
+def test_an_endpoint_without_a_scheme_is_named(s3_bucket, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(StorageError, match=r"AWS_ENDPOINT_URL=127\.0\.0\.1:9000: is no address"):
+        open_bucket(s3_bucket.uri("tok"))
+
+
 def test_a_new_object_takes_nobodys_place(s3_bucket):
     bucket, _ = open_bucket(s3_bucket.uri())
     bucket.write("a", b"first", new=True)

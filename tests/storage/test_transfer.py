@@ -67,6 +67,14 @@ def test_only_rows_are_fetched(s3_bucket, faulty):
     assert list(faulty.sent) == ["tok/day=1/part-000.parquet"]
 
 
+@pytest.mark.parametrize("names", [["a.jsonl", "a.jsonl/b.jsonl"], ["n" * 249 + ".jsonl"]])
+def test_keys_that_cannot_be_files_are_named(s3_bucket, names):
+    for name in names:
+        s3_bucket.put(f"tok/{name}", b'{"input_ids": [1, 2], "loss_mask": [0, 1]}\n')
+    with pytest.raises(StorageError, match=rf"{s3_bucket.uri('tok')}: has keys that cannot be files"):
+        rows_at(s3_bucket.uri("tok"))
+
+
 RESUMED = """
 from burnish.storage import transfer
 transfer.RANGE_BYTES, transfer.THREADS = 1 << 16, 2
