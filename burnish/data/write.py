@@ -38,7 +38,8 @@ from burnish.storage.transfer import fetch, upload
 
 log = get_logger(__name__)
 
-SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8()))])
+SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8())), ("raw_row", pa.int64())])
+"""``raw_row`` is the number of the row in the dataset that it was made from."""
 RECIPE_VERSION = 2
 """Raised when the same rows and settings give other bytes than before."""
 BATCH_ROWS = 256
@@ -166,7 +167,7 @@ class _ShardWriter:
         rows = tokens = targets = 0
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
             for first in range(start, stop, BATCH_ROWS):
-                kept = []
+                kept, raw_rows = [], []
                 numbers = range(first, min(first + BATCH_ROWS, stop))
                 for number, result in zip(numbers, self._encode(numbers), strict=True):
                     if isinstance(result, Dropped):
@@ -175,8 +176,9 @@ class _ShardWriter:
                             examples[result.reason] = f"{self._rows.describe(number)}: {result.detail}"
                     else:
                         kept.append(result)
+                        raw_rows.append(number)
                 if kept:
-                    writer.write_batch(_record_batch(kept))
+                    writer.write_batch(_record_batch(kept, raw_rows))
                 rows += len(kept)
                 tokens += sum(len(example.input_ids) for example in kept)
                 targets += sum(int(example.loss_mask[1:].sum()) for example in kept)
@@ -324,10 +326,11 @@ def _work(task: _Task) -> _Shard:
     return _writers[0].write(task)
 
 
-def _record_batch(examples: Sequence[Example]) -> pa.RecordBatch:
+def _record_batch(examples: Sequence[Example], raw_rows: Sequence[int]) -> pa.RecordBatch:
     offsets = np.cumsum([0, *(len(example.input_ids) for example in examples)], dtype=np.int32)
     columns = (
         np.concatenate([example.input_ids for example in examples]),
         np.concatenate([example.loss_mask for example in examples]),
     )
-    return pa.record_batch([pa.ListArray.from_arrays(offsets, pa.array(column)) for column in columns], schema=SCHEMA)
+    lists = [pa.ListArray.from_arrays(offsets, pa.array(column)) for column in columns]
+    return pa.record_batch([*lists, pa.array(raw_rows, pa.int64())], schema=SCHEMA)

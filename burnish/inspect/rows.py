@@ -2,20 +2,26 @@
 
 import html as markup
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from rich.console import Console
 from rich.text import Text
 
-from burnish.assemble import open_train, require_valid
+from burnish.assemble import cache_settings, open_train, require_valid
 from burnish.config import SFTConfig
 from burnish.data.example import Example
 from burnish.data.mixture import Mixture
+from burnish.data.rows import RawRows, open_rows
+from burnish.data.store import Store
 from burnish.errors import DataError
 from burnish.models.load import read_tokenizer
+from burnish.storage.transfer import fetch
 
 _SHOWN = 3
 """Rows shown when neither a row nor a sample is asked for."""
@@ -26,6 +32,7 @@ _PAGE = """<!doctype html><meta charset="utf-8"><title>rows</title>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
 pre {{ white-space: pre-wrap; font: 13px/1.5 ui-monospace, monospace; border: 1px solid #8884; padding: 1rem }}
 mark {{ background: light-dark(#b9f0c5, #1d5c2e); color: inherit }}
+b {{ font-weight: normal; opacity: 0.6 }}
 </style>
 {body}
 """
@@ -43,19 +50,60 @@ def show_rows(config: SFTConfig, *, row: int | None, sample: int | None, html: P
     Raises:
         BurnishError: the config or the data is wrong, or there is no such row.
     """
-    card = require_valid(config)
-    mixture = Mixture(open_train(config, card))
-    tokenizer = read_tokenizer(card.path, trust_remote_code=config.model.trust_remote_code)
+    stores = open_train(config, require_valid(config))
+    mixture, places = Mixture(stores), RowPlaces(config, stores)
+    tokenizer = read_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     numbers = _chosen(len(mixture), row=row, sample=sample, seed=config.seed)
-    titles = {number: _title(mixture, number) for number in numbers}
+    counts = {n: f"{mixture.lengths[n]} tokens, {mixture.target_counts[n]} targets" for n in numbers}
+    titles = {n: f"row {n}: {places.locate(n)}, {counts[n]}" for n in numbers}
+    remarks = [remark for store in stores for remark in _remarks(store)]
     if html is not None:
-        sections = (f"<h3>{markup.escape(titles[n])}</h3>{_as_html(mixture[n], tokenizer)}" for n in numbers)
+        sections = [f"<h3>{markup.escape(titles[n])}</h3>{_as_html(mixture[n], tokenizer)}" for n in numbers]
+        sections += [f"<p>{markup.escape(remark)}</p>" for remark in remarks]
         html.write_text(_PAGE.format(body="\n".join(sections)), encoding="utf-8")
         return
     console = Console(soft_wrap=True, highlight=False)
     for number in numbers:
-        console.rule(Text(titles[number]), align="left")
+        console.print(Text(f"── {titles[number]}", style="bold"))
         console.print(_as_text(mixture[number], tokenizer, marked=not console.color_system))
+    for remark in remarks:
+        console.print(Text(remark))
+
+
+class RowPlaces:
+    """Where rows of the training data stand at their source: raw ones in the dataset, not in the cache."""
+
+    def __init__(self, config: SFTConfig, stores: Sequence[Store]) -> None:
+        """``stores`` are those of ``open_train``."""
+        self._sources = config.train_sources
+        self._fetch = partial(fetch, **cache_settings(config))
+        self._stores = stores
+        self._mixture = Mixture(stores)
+        self._raw: dict[int, RawRows] = {}
+
+    def locate(self, number: int) -> str:
+        """File and line or row of the row with that ``number``, over all sources in their order."""
+        source = int(self._mixture.source_of(number))
+        place = self._mixture.locate(number)
+        if self._sources[source].pretokenized:
+            return place
+        if source not in self._raw:
+            path, split = self._sources[source].path, self._sources[source].split
+            self._raw[source] = open_rows(path, split=split, fetch=self._fetch)
+        shard, _, row = place.rpartition(", row ")
+        with pa.memory_map(shard) as file:
+            raw_row = pa.ipc.open_file(file).read_all()["raw_row"][int(row)].as_py()
+        return self._raw[source].describe(raw_row)
+
+
+def _remarks(store: Store) -> Iterator[str]:
+    """What a reader of its rows should know: how they were read, and what is not among them."""
+    if store.manifest:
+        yield from (f"{store.name}: {notice}" for notice in store.manifest.notices)
+    examples = store.manifest.drop_examples if store.manifest else {}
+    for reason, count in store.report.dropped.items():
+        example = f", such as {examples[reason]}" if reason in examples else ""
+        yield f"{store.name}: {count:,} rows dropped as {reason}{example}"
 
 
 def _chosen(num_rows: int, *, row: int | None, sample: int | None, seed: int) -> Sequence[int]:
@@ -69,27 +117,31 @@ def _chosen(num_rows: int, *, row: int | None, sample: int | None, seed: int) ->
     return [int(number) for number in drawn]
 
 
-def _title(mixture: Mixture, number: int) -> str:
-    counts = f"{mixture.lengths[number]} tokens, {mixture.target_counts[number]} targets"
-    return f"row {number}: {mixture.locate(number)}, {counts}"
-
-
-def _runs(example: Example, tokenizer: Any) -> Iterator[tuple[bool, str]]:
-    """(whether they are targets, text) of the runs of tokens that are alike."""
-    is_target = [False, *(bool(flag) for flag in example.loss_mask[1:])]
-    for targets, run in groupby(range(len(is_target)), key=is_target.__getitem__):
-        ids = [int(example.input_ids[position]) for position in run]
-        yield targets, tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+def _runs(example: Example, tokenizer: Any) -> Iterator[tuple[bool, bool, str]]:
+    """(whether they are targets, whether they are special tokens, text) of the runs of tokens that are alike."""
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = [int(number) for number in example.input_ids]
+    targets = [False, *(bool(flag) for flag in example.loss_mask[1:])]
+    kinds = [(target, number in special) for number, target in zip(ids, targets, strict=True)]
+    for kind, run in groupby(range(len(ids)), key=kinds.__getitem__):
+        tokens = [ids[position] for position in run]
+        yield *kind, tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def _as_text(example: Example, tokenizer: Any, *, marked: bool) -> Text:
-    """Targets in green; where there is no colour (``marked``), between ⟦ and ⟧."""
+    """Targets in green, special tokens dim; where there is no colour (``marked``), targets between ⟦ and ⟧."""
     text = Text()
-    for targets, run in _runs(example, tokenizer):
-        text.append(f"⟦{run}⟧" if targets and marked else run, style="bold green" if targets else "")
+    for targets, runs in groupby(_runs(example, tokenizer), key=itemgetter(0)):
+        text.append("⟦" if targets and marked else "")
+        for _, special, run in runs:
+            text.append(run, style=("green" if targets else "") + (" dim" if special else ""))
+        text.append("⟧" if targets and marked else "")
     return text
 
 
 def _as_html(example: Example, tokenizer: Any) -> str:
-    runs = ((targets, markup.escape(run)) for targets, run in _runs(example, tokenizer))
-    return "<pre>" + "".join(f"<mark>{run}</mark>" if targets else run for targets, run in runs) + "</pre>"
+    page = ""
+    for targets, runs in groupby(_runs(example, tokenizer), key=itemgetter(0)):
+        text = "".join(f"<b>{markup.escape(run)}</b>" if special else markup.escape(run) for _, special, run in runs)
+        page += f"<mark>{text}</mark>" if targets else text
+    return f"<pre>{page}</pre>"
