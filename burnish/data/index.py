@@ -73,7 +73,7 @@ class Index:
     widths: list[Sequence[str]] = field(default_factory=list)
     """[shards] the numpy types of ``input_ids`` and ``loss_mask``"""
     rows: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=lambda: {"too_long": 0, "image_too_long": 0, "no_target": 0})
     tokens: int = 0
     targets: int = 0
     images: int = 0
@@ -212,10 +212,10 @@ def _index_shard(
             found = _count(rows.input_ids == rules.image_token_id, rows.offsets)
             check_placeholders(found, images, merge_size=rules.image_merge_size, place=place)
         entries, dropped = _entries(rows, images, mapped.address, place=place, rules=rules)
-        for reason, chosen in dropped.items():
-            index.dropped[reason] = index.dropped.get(reason, 0) + int(np.count_nonzero(chosen))
         keep = None
-        if any(chosen.any() for chosen in dropped.values()):
+        if dropped:
+            for reason, chosen in dropped.items():
+                index.dropped[reason] += int(np.count_nonzero(chosen))
             keep = ~np.logical_or.reduce(list(dropped.values()))
             entries = {name: values[keep] for name, values in entries.items()}
         for name, dtype in FIELDS.items():
@@ -244,28 +244,31 @@ def _entries(
 ) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.bool_]]]:
     """The entries of all ``rows``, whose arrays lie in the file mapped at ``base``, and which to drop for what."""
     starts, stored = rows.offsets[:-1], rows.offsets[1:] - rows.offsets[:-1]
-    lengths = stored
-    too_long = lengths > (rules.max_length or 2**62)
-    has_image = np.zeros(len(lengths), np.bool_)
-    has_image[[image.row for image in images]] = True
-    image_too_long, too_long = too_long & has_image, too_long & ~has_image
-    if rules.truncation is Truncation.ERROR and too_long.any():
-        row = int(np.flatnonzero(too_long)[0])
-        problem = f"has {lengths[row]} tokens, more than max_length={rules.max_length}"
-        place.reject(row, problem, fix="raise max_length, or set truncation to right or drop")
-    if rules.truncation is Truncation.RIGHT and rules.max_length:
-        lengths = np.minimum(lengths, rules.max_length)
-        too_long = np.zeros(len(lengths), np.bool_)
+    lengths, dropped = stored, {}
+    if rules.max_length and (too_long := stored > rules.max_length).any():
+        has_image = np.isin(np.arange(len(stored)), [image.row for image in images])
+        dropped["image_too_long"] = too_long & has_image
+        too_long &= ~has_image
+        if rules.truncation is Truncation.RIGHT:
+            lengths = np.where(too_long, rules.max_length, stored)
+        elif rules.truncation is Truncation.DROP:
+            dropped["too_long"] = too_long
+        elif too_long.any():
+            row = int(too_long.argmax())
+            problem = f"has {lengths[row]} tokens, more than max_length={rules.max_length}"
+            place.reject(row, problem, fix="raise max_length, or set truncation to right or drop")
+    targets = _count_targets(rows.loss_mask, starts, lengths)
+    if (no_target := targets == 0).any():
+        dropped["no_target"] = no_target & ~np.logical_or.reduce(list(dropped.values()))
     entries = {
         "row": np.arange(place.first_row, place.first_row + len(lengths)),
         "ids_at": rows.input_ids.ctypes.data - base + starts * rows.input_ids.itemsize,
         "mask_at": rows.loss_mask.ctypes.data - base + starts * rows.loss_mask.itemsize,
         "stored": stored,
         "length": lengths,
-        "targets": _count_targets(rows.loss_mask, starts, lengths),
+        "targets": targets,
     }
-    no_target = ~too_long & ~image_too_long & (entries["targets"] == 0)
-    return entries, {"too_long": too_long, "image_too_long": image_too_long, "no_target": no_target}
+    return entries, dropped
 
 
 def _count(chosen: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
