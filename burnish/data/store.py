@@ -95,10 +95,7 @@ def open_store(
     refuse_in_pool(place)
     caching = Caching(cache_dir=cache_dir, force_recache=force_recache, disable_cache=disable_cache)
     shards, manifests = _bring_shards(place, admit=admit, caching=caching)
-    root = private_folder() if disable_cache else cache_root(cache_dir)
-    identities = [[shard.file.name, shard.file.identity] for shard in shards]
-    where = place if is_remote(place) else str(Path(place).absolute())
-    home = root / "stores" / _digest([CACHE_VERSION, where, identities])
+    home = _home(place, shards, root=private_folder() if disable_cache else cache_root(cache_dir))
     convert = partial(_convert, shards, checksums=_checksums(manifests))
     converted = publish_once(home / "rows", build=convert, force=force_recache)
     arrows = arrow_files(shards, converted)
@@ -129,6 +126,13 @@ def _bring_shards(
             admit(f"{place}/{folder}".rstrip("/"), manifest)
     shards = find_shards(place, files=rows, fetch=partial(fetch, checksums=_checksums(manifests), **caching))
     return shards, manifests
+
+
+def _home(place: str, shards: Sequence[Shard], *, root: Path) -> Path:
+    """Where all that is worked out of these versions of these files is kept."""
+    identities = [[shard.file.name, shard.file.identity] for shard in shards]
+    where = place if is_remote(place) else str(Path(place).absolute())
+    return root / "stores" / _digest([CACHE_VERSION, where, identities])
 
 
 def _checksums(manifests: Mapping[str, Manifest]) -> dict[str, str]:
