@@ -147,7 +147,7 @@ class Bucket:
     def _explain(self, key: str, error: Exception) -> StorageError:
         """Without the client's own account of the request, which is long."""
         status, code = _answer(error)
-        said = " ".join(filter(None, (str(status or ""), code))) or str(error).partition("\n")[0]
+        said = " ".join(dict.fromkeys(filter(None, (str(status or ""), code)))) or str(error).partition("\n")[0]
         place = f"bucket {self._scheme}://{self._name}"
         if "169.254.169.254" in str(error) or "metadata.google.internal" in str(error):
             return StorageError(self.uri(key), "no credentials were found", fix=_CREDENTIALS[self._scheme])
