@@ -142,6 +142,14 @@ def test_micro_batches_of_all_ranks_cost_alike(share_row, limit):
     assert waiting(plans, of_a_model(lengths)) < limit
 
 
+def test_no_rank_gets_the_costliest_of_every_round():
+    lengths = list(range(1, 41))
+    plans = plan_micro_batches(lengths, micro_batch_size=1, share_row=False, layout=Layout(data_size=4))
+    rounds = [[sum(lengths[p] for (p,) in m) for m in plan] for plan in plans]
+    assert {max(at_once) - min(at_once) for at_once in zip(*rounds, strict=True)} == {3}
+    assert np.ptp([sum(costs) for costs in rounds]) <= 3
+
+
 def test_padded_micro_batches_hold_examples_of_like_length():
     ((first, second, third),) = plan_micro_batches(
         [9, 2, 8, 3, 1, 7], micro_batch_size=2, share_row=False, layout=Layout()
