@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from burnish.assemble import build_run, open_train, require_writable
+from burnish.assemble import build_checkpointer, build_run, open_train, require_writable
 from burnish.config import SFTConfig
-from burnish.errors import ConfigError, DataError
+from burnish.errors import CheckpointError, ConfigError, DataError
 from burnish.models.load import read_card
 from tests.toys import chat, row, write_jsonl
+from tests.train.fakes import CountingBackend
 
 
 def config(**values):
@@ -55,3 +56,15 @@ def test_a_row_longer_than_the_positions_of_the_model_is_named(tmp_path, model_d
         open_train(config(**store), card)
     (opened,) = open_train(config(**store, max_length=512), card)
     assert opened.lengths.tolist() == [512, 3, 512]
+
+
+def test_another_number_of_tokens_a_step_is_another_run(tmp_path):
+    first, second = (
+        build_checkpointer(config(ckpt_path=str(tmp_path), num_steps=2, batch_tokens=tokens), [])
+        for tokens in (100, 200)
+    )
+    folder = first.save(CountingBackend(), step=1, state={})
+    first.finish()
+    assert first.read(folder, allow_changes=False) == {}
+    with pytest.raises(CheckpointError, match="batch_tokens was 100, is 200"):
+        second.read(folder, allow_changes=False)
