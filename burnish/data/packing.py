@@ -59,7 +59,7 @@ def plan_micro_batches(
         layout: the ranks; each gets the same number of micro-batches, filled up with filler rows.
         cost: of examples; the ranks are balanced by it.
     """
-    sizes = round_up(np.asarray(lengths), layout.segment_multiple)
+    sizes = round_up(np.asarray(lengths, np.int64), layout.segment_multiple)
     costs = cost(sizes).tolist()
     slots = _slots(-(-len(sizes) // micro_batch_size), layout)
     if share_row:
@@ -84,7 +84,7 @@ def plan_bins(
         layout: the ranks; each gets the same number of micro-batches, filled up with filler rows.
         cost: of examples; the ranks are balanced by it.
     """
-    tokens = np.asarray(lengths)
+    tokens = np.asarray(lengths, np.int64)
     assert tokens.max() <= capacity, f"an example of {tokens.max()} tokens does not fit a row of {capacity}"
     # In whole multiples; an example longer than those of a row has one for itself.
     room = max(1, capacity // layout.segment_multiple)
