@@ -172,11 +172,12 @@ class TurnFinder:
         return Probe(self._template, variables=variables, prepare=self.prepare)
 
     def _choose_form(self) -> "_Form":
-        """How the template wants texts and the arguments of tool calls, tried out."""
+        """How the template wants texts, missing ones and the arguments of tool calls, tried out."""
         text = REPLIES[0]["content"]
         as_parts = not self._writes(text, _Form(), REPLIES[0]) and bool(self._writes(text, _Form(True), REPLIES[0]))
-        forms = (_Form(as_parts), _Form(as_parts, arguments_as_text=True))
-        return next((form for form in forms if self._writes("{'k'", form, CALL, RESULT) is False), forms[0])
+        silent = {key: value for key, value in CALL.items() if key != "content"}
+        forms = [_Form(as_parts, filled, as_text) for filled in (False, True) for as_text in (False, True)]
+        return next((form for form in forms if self._writes("{'k'", form, silent, RESULT) is False), forms[0])
 
     def _writes(self, text: str, form: "_Form", *turns: Message) -> bool | None:
         """Whether ``text`` comes out of a conversation; ``None`` where the template raises."""
@@ -192,11 +193,12 @@ class _Form:
     """How messages are given to a template."""
 
     content_as_parts: bool = False
+    no_content_as_empty: bool = False
     arguments_as_text: bool = False
 
     def of(self, message: Message) -> Message:
         """A new dict."""
-        message = dict(message)
+        message = {"role": message["role"], "content": "", **message} if self.no_content_as_empty else dict(message)
         if self.content_as_parts and "content" in message:
             message["content"] = [{"type": "text", "text": message["content"]}]
         if self.arguments_as_text and "tool_calls" in message:

@@ -3,7 +3,7 @@
 import pytest
 
 from burnish.errors import DataError
-from tests.data.tokenizing import encode, load, read, rows_of, store, targets_of, text_of
+from tests.data.tokenizing import CHATML, encode, load, read, rows_of, store, targets_of, text_of
 from tests.toys import chat, write_jsonl
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
@@ -15,9 +15,14 @@ def assistant(content, **more):
 
 
 def test_null_with_tool_calls_writes_no_none(model_dir):
-    tokenizer = load(model_dir)
+    source = CHATML.replace("m['content'] +", "m['content'] + (m['tool_calls'] | tojson if m['tool_calls'] else '') +")
+    tokenizer = load(model_dir, template=source)
     example = encode(tokenizer, assistant(None, tool_calls=[CALL]))
-    assert text_of(tokenizer, example) == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
+    shown = '[{"type": "function", "function": {"name": "f", "arguments": {}}}]<|im_end|>'
+    assert text_of(tokenizer, example) == f"<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n{shown}\n"
+    assert targets_of(tokenizer, example) == shown
+    without = encode(load(model_dir), assistant(None, tool_calls=[CALL]))
+    assert (without.reason, without.detail) == ("unproven_span", "message 1: the template leaves its content out")
 
 
 @pytest.mark.parametrize("nothing", [None, "", "  \n", [], float("nan")])

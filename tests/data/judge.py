@@ -45,7 +45,15 @@ def as_text(messages):
     return texts
 
 
-FORMS = (list, as_text, as_parts)
+def with_content(messages):
+    return [{"role": m["role"], "content": "", **m} for m in messages]
+
+
+def _after_content(form):
+    return lambda messages: form(with_content(messages))
+
+
+FORMS = (list, as_text, as_parts, *map(_after_content, (list, as_text, as_parts)))
 """What a template may be given of the same messages."""
 
 

@@ -281,3 +281,19 @@ def test_a_template_that_looks_for_a_word_is_tried_with_it_and_without():
     with pytest.raises(UnprovenError, match="text of message 0 into this turn"):
         found.find(read(chat("q", "a and a [why]")), turns=[1])
     assert not found.find(read(chat("q", "other")), turns=[1]).is_new
+
+
+def test_a_template_that_needs_content_gets_an_empty_one():
+    source = FAMILIES["qwen3"].template.replace("m.content if m.content is string else ''", "m.content + ''")
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    shown = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert spans(source, {"messages": turns}) == [f"<think>\n\n</think>\n\n{shown}<|im_end|>"]
+
+
+def test_a_template_without_a_form_for_calls_is_told():
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    asked = {"role": "user", "content": "q"}
+    for content, reason in (("", "leaves its content out"), ("I look.", "leaves its tool calls out")):
+        with pytest.raises(UnprovenError, match=f"message 1: the template {reason}"):
+            spans(CHATML, {"messages": [asked, {"role": "assistant", "content": content, "tool_calls": [call]}]})
