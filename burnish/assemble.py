@@ -7,19 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from burnish.backends.comm import device_type
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.config import EvalSource, Purpose, SFTConfig, TrainSource, find_problems
 from burnish.config.choices import TrackerName
 from burnish.data.manifest import Manifest, require_same
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, plan_bins, plan_micro_batches
-from burnish.data.samplers import (
-    DataMixingSampler,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    load_custom_sampler,
-)
+from burnish.data.samplers import DataMixingSampler, RandomSampler, Sampler, SequentialSampler, load_custom_sampler
 from burnish.data.store import Store, open_store
 from burnish.data.stream import BatchBuilder, BatchStream, EvalBatches
 from burnish.data.tokenize import TokenizerSettings, template_text
@@ -28,11 +23,12 @@ from burnish.errors import ConfigError, DataError, Problem
 from burnish.log import get_logger
 from burnish.models.flops import segment_flops, step_flops
 from burnish.models.load import ModelCard, bring_model, read_card
+from burnish.models.loss import Objective
 from burnish.storage.cache import Caching
 from burnish.train.cadence import NEVER, Cadence
 from burnish.train.callbacks import Callbacks, load_callback
 from burnish.train.checkpoint import Checkpointer
-from burnish.train.metrics import StepMetrics
+from burnish.train.metrics import StepMetrics, short_names
 from burnish.train.progress import Progress
 from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
 from burnish.train.trainer import Exporter, Trainer
@@ -65,8 +61,14 @@ def model_card(config: SFTConfig) -> ModelCard:
 
 
 def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
-    """Rules between the config and the model."""
+    """Rules between the config, the model and this machine."""
     problems = []
+    attention, on_cpu = config.model.attention, device_type() == "cpu"
+    if attention in ("flash", "flex") and on_cpu:
+        problems.append(Problem("model.attention", attention, "needs a GPU, and there is none", "write auto"))
+    if config.fsdp_config.compile and on_cpu:
+        message = "gains next to nothing on a CPU, and there is no GPU"
+        problems.append(Problem("fsdp_config.compile", True, message, "leave it out"))
     if config.max_length and card.max_position_embeddings and config.max_length > card.max_position_embeddings:
         fix = f"at most {card.max_position_embeddings}"
         problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))
@@ -237,6 +239,8 @@ def build_backend(config: SFTConfig, *, num_steps: int, num_sources: int) -> Fsd
         trust_remote_code=config.model.trust_remote_code,
         chat_template=template_text(config.chat_template) if config.chat_template else None,
         share_rows=config.remove_microbatch_padding,
+        attention=config.model.attention,
+        objective=Objective(config.label_smoothing, config.z_loss),
         optimizer=optimizer.name,
         learning_rate=optimizer.lr,
         adam_betas=(first_beta, second_beta),
@@ -250,6 +254,7 @@ def build_backend(config: SFTConfig, *, num_steps: int, num_sources: int) -> Fsd
         num_sources=num_sources,
         activation_checkpointing=config.fsdp_config.activation_checkpointing,
         reshard_after_forward=config.fsdp_config.reshard_after_forward,
+        compile_layers=config.fsdp_config.compile,
         seed=config.seed,
     )
 
@@ -353,7 +358,7 @@ def build_run(config: SFTConfig, *, interrupted: Callable[[], bool]) -> Iterator
             save_at=Cadence(config.ckpt_interval),
             exporter=_build_exporter(config),
             metrics=StepMetrics(
-                source_names=_distinct([store.name for store in stores]),
+                source_names=short_names([store.name for store in stores]),
                 draws_per_epoch=stream.draws_per_epoch,
                 num_ranks=1,
                 flops_of=lambda lengths, targets: step_flops(card, lengths=lengths, num_targets=targets),
@@ -391,9 +396,3 @@ def _build_exporter(config: SFTConfig) -> Exporter | None:
     if config.hf_save_interval == 0:
         return None
     return Exporter(export_folder(config), Cadence(config.hf_save_interval))
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """The last part of each name; where two are alike, all after their numbers."""
-    short = [name.rstrip("/").rsplit("/", 1)[-1] for name in names]
-    return short if len(set(short)) == len(short) else [f"{number}.{name}" for number, name in enumerate(short)]

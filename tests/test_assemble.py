@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from burnish.assemble import build_checkpointer, build_run, open_train, require_writable
-from burnish.config import SFTConfig
+from burnish.assemble import build_checkpointer, build_run, open_train, require_valid, require_writable
+from burnish.config import SFTConfig, load_config
 from burnish.errors import CheckpointError, ConfigError, DataError
 from burnish.models.load import read_card
 from tests.toys import chat, row, write_jsonl
@@ -68,3 +68,17 @@ def test_another_number_of_tokens_a_step_is_another_run(tmp_path):
     assert first.read(folder, allow_changes=False) == {}
     with pytest.raises(CheckpointError, match="batch_tokens was 100, is 200"):
         second.read(folder, allow_changes=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("model.attention", "flash"), ("model.attention", "flex"), ("fsdp_config.compile", "true")]
+)
+def test_what_needs_a_gpu_is_refused_before_the_run_where_there_is_none(model_dir, monkeypatch, key, value):
+    config = load_config(None, [f"model.path={model_dir}", "train_datasets=x", f"{key}={value}"])
+    monkeypatch.setattr("burnish.assemble.device_type", lambda: "cpu")
+    with pytest.raises(ConfigError) as error:
+        require_valid(config)
+    assert [problem.key for problem in error.value.problems] == [key]
+    assert "there is no" in error.value.problems[0].message
+    monkeypatch.setattr("burnish.assemble.device_type", lambda: "cuda")
+    require_valid(config)

@@ -20,16 +20,23 @@ class Ranks:
     """Whether the process group was made here, so that ``leave`` ends it."""
 
 
+def device_type() -> str:
+    """``cuda`` where there is a GPU, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def join(device: str | None = None) -> Ranks:
     """Enter the group that the environment names (``RANK``, ``WORLD_SIZE``, ...); without one, be a group of one.
 
     Args:
         device: ``cpu`` or ``cuda``; by default a GPU where there is one.
     """
-    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = device or device_type()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     here = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
+        # Rows differ in length: segments of memory that grow are not torn into pieces.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         torch.cuda.set_device(here)
     owns_group = not dist.is_initialized()
     if owns_group:

@@ -1,6 +1,7 @@
 """A micro-batch of arrays becomes what a model is called with, on its device."""
 
 import resource
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,29 @@ from numpy.typing import NDArray
 
 from burnish.data.batch import IGNORE, Batch, MicroBatch
 from burnish.models.attention import Segments
+
+
+def inputs_ahead(micro_batches: Sequence[MicroBatch], *, device: torch.device) -> Iterator[dict[str, Any]]:
+    """What ``LossModel`` is called with for each; on a GPU the next is on its way while one is computed."""
+    if device.type != "cuda":
+        yield from (model_inputs(micro_batch, device=device) for micro_batch in micro_batches)
+        return
+    way: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ahead: dict[str, Any] | None = None
+    for micro_batch in [*micro_batches, None]:
+        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        now = ahead
+        arrived.record(way)
+        if micro_batch is not None:
+            with torch.cuda.stream(way):
+                ahead = model_inputs(micro_batch, device=device)
+        if now is not None:
+            here = torch.cuda.current_stream(device)
+            here.wait_event(arrived)
+            for value in now.values():
+                if isinstance(value, torch.Tensor):
+                    value.record_stream(here)
+            yield now
 
 
 def model_inputs(micro_batch: MicroBatch, *, device: torch.device) -> dict[str, Any]:

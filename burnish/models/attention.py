@@ -1,11 +1,12 @@
 """Attention that stays inside a segment. Its rule: no token ever sees a token of another segment.
 
-``transformers`` calls :func:`segment_attention` in each layer under the name ``burnish``; because that name has no
-mask function, no mask is ever built. The bounds of the segments travel as the keyword argument ``segments`` of
+``transformers`` calls :func:`segment_attention` in each layer under a name of ours; because that name has no mask
+function, no mask is ever built. The bounds of the segments travel as the keyword argument ``segments`` of
 ``model(...)`` down to it, so nothing is global.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -18,9 +19,11 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 
 from burnish.errors import BurnishError
+from burnish.models.kernels import Kernel, block_mask, flash, flex
 
-NAME = "burnish"
-"""The name of this attention in ``transformers``."""
+# Without the kernels' own names: transformers would take one for its own.
+NAMES = {Kernel.SDPA: "burnish", Kernel.FLASH: "burnish_varlen", Kernel.FLEX: "burnish_blocks"}
+"""The names of this attention in ``transformers``."""
 Span: TypeAlias = tuple[int, int]
 
 
@@ -33,6 +36,8 @@ class Segments:
     cover the row."""
     one_per_row: bool
     """Whether no row holds more than one segment, and each begins at 0: plain causal attention isolates them."""
+    made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What kernels need of them on their device; made by the first layer that asks."""
 
     @classmethod
     def of(cls, segment_ids: NDArray[np.int32]) -> "Segments":
@@ -55,13 +60,44 @@ class Segments:
         """[rows, length]: the position of each token in its segment."""
         return np.stack([np.concatenate([np.arange(b - a) for a, b in row]) for row in self.rows])
 
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, kept under ``key``."""
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
 
-def register() -> str:
-    """Make this attention known to ``transformers``; returns its name."""
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest run."""
+        return max(b - a for row in self.rows for a, b in row)
+
+    def bounds(self, device: torch.device) -> Tensor:
+        """[runs + 1] int32 where each begins in the rows one after another, and the last one ends."""
+        sizes = [b - a for row in self.rows for a, b in row]
+        return _sent(np.cumsum([0, *sizes], dtype=np.int32), device)
+
+    def numbers(self, device: torch.device) -> Tensor:
+        """[rows, length] int32: the number, in its row, of the run that each token is in."""
+        return _sent(
+            np.stack([np.repeat(np.arange(len(r), dtype=np.int32), np.diff(r).ravel()) for r in self.rows]), device
+        )
+
+
+def register(kernel: Kernel = Kernel.SDPA, *, compiled: bool = False) -> str:
+    """Make this attention, by ``kernel``, known to ``transformers``; returns its name.
+
+    Args:
+        kernel: computes it.
+        compiled: whether layers are compiled; they then call it as it is, for its loops depend on the segments.
+    """
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, segment_attention)
-    return NAME
+    attend: Any = partial(segment_attention, kernel=kernel)
+    AttentionInterface.register(
+        NAMES[kernel],
+        torch.compiler.disable(attend) if compiled else attend,  # type: ignore[no-untyped-call]
+    )
+    return NAMES[kernel]
 
 
 def segment_attention(
@@ -76,6 +112,7 @@ def segment_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    kernel: Kernel = Kernel.SDPA,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each segment.
@@ -83,14 +120,14 @@ def segment_attention(
     Args:
         module: the attention layer, named when it asks for something that cannot be honoured.
         query: [rows, heads, length, head width]
-        key: [rows, key heads, length, head width]
-        value: as ``key``.
+        key: [rows, key heads, length, head width]; ``value`` likewise.
         attention_mask: must be None.
         segments: of the micro-batch; never None but for a model that does not hand arguments down to its attention.
         dropout: probability, 0 in evaluation.
         scaling: factor of the scores; by default one over the root of the head width.
         sliding_window: a token sees this many tokens, itself included; None is all.
         softcap: bounds the scores, as in Gemma 2; None is no bound.
+        kernel: computes it.
         others: what layers hand to any attention; harmless except for those refused here.
 
     Returns:
@@ -101,14 +138,36 @@ def segment_attention(
     """
     segments = _given(segments, module)
     _refuse_unknown(module, attention_mask, others)
-    attend = partial(_attend, dropout=dropout, scaling=scaling, window=sliding_window, softcap=softcap)
+    if dropout or (softcap is not None and kernel is Kernel.FLASH):
+        kernel = Kernel.SDPA  # a layer may ask for what its config does not tell
+    if kernel is Kernel.SDPA:
+        attend = partial(_each_alone, segments=segments, dropout=dropout, softcap=softcap)
+        return attend(query, key, value, scaling=scaling, window=sliding_window), None
+    if kernel is Kernel.FLASH:
+        bounds = segments.once("bounds", lambda: segments.bounds(query.device))
+        attend = partial(flash, bounds=bounds, longest=segments.longest)
+        return attend(query, key, value, scaling=scaling, window=sliding_window), None
+    numbers = segments.once("numbers", lambda: segments.numbers(query.device))
+    mask = segments.once(sliding_window, lambda: block_mask(numbers, window=sliding_window))
+    return flex(query, key, value, mask=mask, scaling=scaling, softcap=softcap), None
+
+
+def _each_alone(query: Tensor, key: Tensor, value: Tensor, *, segments: Segments, **settings: Any) -> Tensor:
+    """A call a segment."""
+    attend: Any = partial(_attend, **settings)
     if segments.one_per_row:
-        return attend(query, key, value).transpose(1, 2).contiguous(), None
+        whole: Tensor = attend(query, key, value)
+        return whole.transpose(1, 2).contiguous()
     rows = []
     for r, spans in enumerate(segments.rows):
         parts = [attend(*(x[r : r + 1, :, a:b] for x in (query, key, value))) for a, b in spans]
         rows.append(torch.cat(parts, dim=2))
-    return torch.cat(rows).transpose(1, 2).contiguous(), None
+    return torch.cat(rows).transpose(1, 2).contiguous()
+
+
+def _sent(array: NDArray[np.int32], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _given(segments: Segments | None, module: nn.Module) -> Segments:

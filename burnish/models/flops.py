@@ -9,15 +9,19 @@ from numpy.typing import NDArray
 from burnish.models.load import ModelCard
 
 PEAK_FLOPS = {
+    # NVIDIA DGX B200 and GB200 NVL72 data sheets; one GPU, half of the figure with sparsity.
     "B200": 2250e12,
     "GB200": 2500e12,
+    # NVIDIA H100 and H200 Tensor Core GPU data sheets, half of the figure with sparsity; the H800 differs in links.
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
     "H100": 989e12,
     "H800": 989e12,
+    # NVIDIA A100 data sheet; the A800 differs in links.
     "A100": 312e12,
     "A800": 312e12,
+    # NVIDIA L40S, L40, L4, A10, A40 and RTX A6000 data sheets, without sparsity; the A10G as Amazon's page of G5 has it.
     "L40S": 362e12,
     "L40": 181e12,
     "L4": 121e12,
@@ -25,12 +29,14 @@ PEAK_FLOPS = {
     "A10": 125e12,
     "A40": 150e12,
     "A6000": 155e12,
+    # NVIDIA Ada and Ampere GA102 architecture papers, with sums in float32.
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
+    # AMD Instinct MI300X and MI250X data sheets, without sparsity.
     "MI300X": 1307e12,
     "MI250X": 383e12,
 }
-"""Dense bfloat16 operations a second by a part of the device's name, from the makers' data sheets."""
+"""Dense bfloat16 operations a second by a part of the device's name, from the makers."""
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -55,7 +61,7 @@ def segment_flops(lengths: NDArray[np.integer], *, card: ModelCard) -> NDArray[n
     """The same of each segment, without the head.
 
     A multiply-add is two operations and the backward pass costs two forwards, hence 6 for each weight and token
-    (Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022, appendix B). Causal attention looks at half of the pairs.
+    (Kaplan et al. 2020, section 2.1; Chowdhery et al. 2022, appendix B), and of attention only pairs that are seen.
     """
     tokens = lengths.astype(np.float64)
     pairs = sum(layers * _pairs(tokens, window) for window, layers in Counter(card.windows).items())
@@ -63,7 +69,7 @@ def segment_flops(lengths: NDArray[np.integer], *, card: ModelCard) -> NDArray[n
 
 
 def _pairs(lengths: NDArray[np.float64], window: int | None) -> NDArray[np.float64]:
-    """Pairs of a token and one it sees, by area: half a square, less the triangle beyond the window."""
+    """Pairs of a token and one it sees, itself included: a triangle, less that of the tokens beyond the window."""
     beyond = np.maximum(0, lengths - window) if window else np.zeros_like(lengths)
-    pairs: NDArray[np.float64] = (lengths**2 - beyond**2) / 2
+    pairs: NDArray[np.float64] = (lengths * (lengths + 1) - beyond * (beyond + 1)) / 2
     return pairs

@@ -1,5 +1,7 @@
 """Hidden states become the summed cross-entropy of the targets. Its rule: no logits where there is no target.
 
+One way for all devices. ``torch.nn.functional.linear_cross_entropy`` is no faster here and in bfloat16 off by percents;
+the fused kernels of others sum weight gradients in low precision, or give no sums by source.
 :class:`LossModel` puts the loss inside the model's forward, because FSDP holds the head's weight whole only there.
 """
 
@@ -9,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, one_hot
+from torch.nn.functional import linear
 
 from burnish.models.attention import Segments
 
@@ -35,7 +37,8 @@ class Head:
 
     def apply(self, logits: Tensor) -> Tensor:
         """``logits`` as the model gives them, in float32."""
-        logits = logits.float() * self.scale
+        logits = logits.float()
+        logits = logits if self.scale == 1 else logits * self.scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def backward(self, d_logits: Tensor, logits: Tensor) -> Tensor:
@@ -43,6 +46,40 @@ class Head:
         if self.softcap is not None:
             d_logits *= 1 - (logits / self.softcap) ** 2
         return d_logits if self.scale == 1 else d_logits.mul_(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a target costs beyond its cross-entropy; formulas in docs/training.md."""
+
+    label_smoothing: float = 0.0
+    """Share of a target that is spread evenly over the vocabulary (Szegedy et al. 2016, section 7)."""
+    z_loss: float = 0.0
+    """Weight of the squared log of the softmax denominator (Chowdhery et al. 2022, section 5)."""
+
+    def losses(self, log_p: Tensor, *, ids: Tensor, lse: Tensor) -> Tensor:
+        """[targets, 1] float32.
+
+        Args:
+            log_p: [targets, vocabulary] float32 logarithms of the probabilities.
+            ids: [targets, 1] the targets.
+            lse: [targets, 1] float32 log of the softmax denominators.
+        """
+        losses = -log_p.gather(1, ids)
+        if self.label_smoothing:
+            losses = losses.lerp(-log_p.mean(-1, keepdim=True), self.label_smoothing)
+        return losses + self.z_loss * lse**2 if self.z_loss else losses
+
+    def backward(self, p: Tensor, *, ids: Tensor, lse: Tensor) -> Tensor:
+        """[targets, vocabulary]: their gradient in the logits, from the probabilities ``p``, which it overwrites."""
+        if self.z_loss:
+            p *= 1 + 2 * self.z_loss * lse
+        if self.label_smoothing:
+            p -= self.label_smoothing / p.shape[1]
+        return p.scatter_add_(1, ids, torch.full_like(lse, self.label_smoothing - 1))
+
+
+CROSS_ENTROPY = Objective()
 
 
 def segment_loss(
@@ -54,8 +91,9 @@ def segment_loss(
     target_sources: Tensor,
     num_sources: int,
     head: Head,
+    objective: Objective = CROSS_ENTROPY,
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy summed over the targets.
+    """Cross-entropy summed over the targets, or what ``objective`` makes of it.
 
     Args:
         hidden: [targets, width] the last hidden states at positions that predict a target, and only these.
@@ -65,12 +103,13 @@ def segment_loss(
         target_sources: [targets] int64 number of the source of each.
         num_sources: how many there are.
         head: what follows the matrix product.
+        objective: what a target costs.
 
     Returns:
         The sum as a float32 scalar to go backward from, and the sums by source [num_sources] float32, without a graph.
         Without targets both are 0; going backward then gives zero gradients.
     """
-    job = _Job(target_ids, target_sources, num_sources, head, torch.is_grad_enabled())
+    job = _Job(target_ids, target_sources, num_sources, head, objective, torch.is_grad_enabled())
     total, sums = _SummedCrossEntropy.apply(hidden, weight, bias, job)  # type: ignore[no-untyped-call]
     return total, sums
 
@@ -81,6 +120,7 @@ class _Job:
     target_sources: Tensor
     num_sources: int
     head: Head
+    objective: Objective
     with_gradients: bool
 
 
@@ -94,16 +134,18 @@ class _SummedCrossEntropy(torch.autograd.Function):
         chunk = max(1, CHUNK_ELEMENTS // weight.shape[0])
         for start in range(0, len(job.target_ids), chunk):
             part = slice(start, start + chunk)
+            ids = job.target_ids[part, None]
             logits = job.head.apply(linear(hidden[part], weight, bias))
-            picked = job.target_ids[part, None]
-            lse = torch.logsumexp(logits, -1, keepdim=True)
-            losses[part] = (lse - logits.gather(1, picked))[:, 0]
+            log_p = torch.log_softmax(logits, -1)
+            lse = logits.gather(1, ids) - log_p.gather(1, ids)
+            losses[part] = job.objective.losses(log_p, ids=ids, lse=lse)[:, 0]
             if job.with_gradients:
-                d_logits = torch.exp(logits - lse).scatter_add_(1, picked, torch.full_like(lse, -1))
+                d_logits = job.objective.backward(log_p.exp_(), ids=ids, lse=lse)
                 d_logits = job.head.backward(d_logits, logits).to(weight.dtype)
                 _add_gradients(gradients, d_logits, hidden=hidden, weight=weight, part=part)
         # A product, not a scatter: its order of summation is fixed on every device.
-        sums = (one_hot(job.target_sources, job.num_sources).t().double() @ losses.double()).float()
+        of_source = torch.arange(job.num_sources, device=hidden.device)[:, None] == job.target_sources
+        sums = (of_source.double() @ losses.double()).float()
         ctx.gradients = gradients
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(sums)
@@ -141,10 +183,11 @@ def _add_gradients(gradients: Gradients, d_logits: Tensor, *, hidden: Tensor, we
 class LossModel(nn.Module):
     """A causal language model whose forward ends in the loss."""
 
-    def __init__(self, model: Any, *, num_sources: int) -> None:
+    def __init__(self, model: Any, *, num_sources: int, objective: Objective = CROSS_ENTROPY) -> None:
         super().__init__()
         self.model = model
         self.num_sources = num_sources
+        self.objective = objective
         self.text_config: dict[str, Any] = model.config.get_text_config().to_dict()
         self.head = Head.of(self.text_config)
 
@@ -158,7 +201,7 @@ class LossModel(nn.Module):
         target_ids: Tensor,
         target_sources: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The loss of a micro-batch, as :func:`segment_loss` gives it.
+        """The loss of a micro-batch, as :func:`segment_loss` gives it; in evaluation mode always the cross-entropy.
 
         Args:
             input_ids: [rows, length] int64
@@ -178,6 +221,7 @@ class LossModel(nn.Module):
             target_sources=target_sources,
             num_sources=self.num_sources,
             head=self.head,
+            objective=self.objective if self.training else CROSS_ENTROPY,
         )
 
     def logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.models.attention import NAME, Segments
+from burnish.models.attention import Segments
 from burnish.models.loss import LossModel
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -28,9 +28,10 @@ def head_problem(model: LossModel, *, device: torch.device, dtype: torch.dtype) 
     error = float((model.logits(ids, **inputs) - native).norm() / native.norm())
     if not error <= _tolerance(dtype):
         return f"its logits are not its head times its hidden states (they differ by {error:.1e} of their size)"
+    own = model.model.config._attn_implementation
     model.model.set_attn_implementation("eager")
     error = float((model.native_logits(ids, **inputs) - native).norm() / native.norm())
-    model.model.set_attn_implementation(NAME)
+    model.model.set_attn_implementation(own)
     if not error <= _tolerance(dtype):
         return f"its attention is not plain causal attention (logits differ by {error:.1e} of their size)"
     return ""

@@ -63,6 +63,12 @@ class StepMetrics:
         return {f"train/loss/{name}": loss / targets for name, loss, targets in sums if targets}
 
 
+def short_names(names: Sequence[str]) -> list[str]:
+    """The last part of each name; where two are alike, all after their numbers."""
+    short = [name.rstrip("/").rsplit("/", 1)[-1] for name in names]
+    return short if len(set(short)) == len(short) else [f"{number}.{name}" for number, name in enumerate(short)]
+
+
 def _segment_lengths(batch: Batch) -> list[int]:
     rows = (row for micro_batch in batch.micro_batches for row in micro_batch.segment_ids)
     return [int(length) for row in rows for length in np.bincount(row)[1:]]

@@ -1,7 +1,9 @@
 """The training loop. Read :meth:`Trainer.train` first: all that a run does is called from there."""
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +23,9 @@ from burnish.train.progress import Progress
 from burnish.train.trackers import Trackers
 
 log = get_logger(__name__)
+
+_FULL_COLLECTION = 50
+"""Steps between collections of what has outlived others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Trainer:
 
     def train(self) -> Progress:
         """Train to the end, or until a callback or a signal asks to stop; the last step is saved."""
-        with self._checkpointer:
+        with self._checkpointer, _collecting_between_steps():
             self._callbacks.call(Callback.on_train_begin, self.progress)
             if self._eval_first and self.progress.step == 0:
                 self._trackers.log(self._evaluate(), step=0)
@@ -82,6 +87,7 @@ class Trainer:
                 if self._step(batch, data_wait=data_wait):
                     break
                 epoch_begins = batch.ends_epoch
+                gc.collect(1 if self.progress.step % _FULL_COLLECTION else 2)
             self._callbacks.call(Callback.on_train_end, self.progress)
         return self.progress
 
@@ -165,6 +171,22 @@ class Trainer:
         started = time.perf_counter()
         action()
         return time.perf_counter() - started
+
+
+@contextmanager
+def _collecting_between_steps() -> Iterator[None]:
+    """Garbage is collected when the loop says so, and what stands before the first step is not looked at again.
+
+    Ranks wait for each other: a collection of one in the middle of a step would hold up all.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:

@@ -95,6 +95,16 @@ def test_layers_gathered_by_themselves_change_no_number(model_dir, reference, dt
             assert run(backend, first=5)[3].loss == ahead
 
 
+def test_every_layer_is_compiled_where_that_is_asked_for(model_dir, monkeypatch):
+    """With what stands in for a compiler; tests/gpu has the real one."""
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda layer, **settings: compiled.append((layer, settings)))
+    with open_backend(model_dir) as backend:
+        assert compiled == []
+    with open_backend(model_dir, compile_layers=True) as backend:
+        assert compiled == [(layer, {"dynamic": True}) for layer in backend._model.model.model.layers]
+
+
 @pytest.mark.parametrize("family", ["gemma2", "phi", "qwen3-moe"])
 def test_families_equal_the_hand_written_loop(family, tmp_path):
     tiny(family).save_pretrained(tmp_path)

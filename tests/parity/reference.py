@@ -15,6 +15,8 @@ def train(
     eps: float = 1e-6,
     max_grad_norm: float = 1.0,
     betas: tuple[float, float] = (0.9, 0.95),
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
     """Losses, gradient norms and final weights of AdamW on ``batches`` of (ids, mask) rows."""
     from transformers import AutoModelForCausalLM
@@ -32,7 +34,9 @@ def train(
         for ids, mask in rows:
             logits = model(input_ids=torch.tensor([ids])).logits[0]
             labels = torch.tensor([i if m else -100 for i, m in zip(ids, mask, strict=True)])
-            loss = F.cross_entropy(logits[:-1], labels[1:], reduction="sum") / num_targets
+            logits, labels = logits[:-1][labels[1:] != -100], labels[1:][labels[1:] != -100]
+            loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
+            loss = (loss + z_loss * (torch.logsumexp(logits, -1) ** 2).sum()) / num_targets
             loss.backward()
             total += loss.item()
         losses.append(total)

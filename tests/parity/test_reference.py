@@ -77,6 +77,17 @@ def test_steps_of_tokens_are_those_of_as_many_rows_to_the_bit(tmp_path, model_di
     assert by_rows["norms"] == by_tokens["norms"]
 
 
+@pytest.mark.parametrize("shape", ["alone", "padded", "in a row", "bins of two"])
+@pytest.mark.parametrize(
+    "objective", [{"label_smoothing": 0.1}, {"z_loss": 0.01}, {"label_smoothing": 0.2, "z_loss": 0.1}]
+)
+def test_other_objectives(tmp_path, model_dir, objective, shape):
+    losses, norms, weights = reference.train(model_dir, batches(STEPS), lr=LR, **objective)
+    keys = {**store_data(tmp_path), **SHAPES[shape], **objective}
+    got = run(tmp_path, model_dir=model_dir, num_steps=STEPS, **keys)
+    assert_equal(got, {"losses": losses, "norms": norms, "weights": weights})
+
+
 EVALUATIONS = {
     "alone": {"micro_train_batch_size_per_gpu": 1},
     "padded": {"micro_train_batch_size_per_gpu": 8, "remove_microbatch_padding": False},
@@ -90,7 +101,12 @@ EVALUATIONS = {
 def test_an_evaluation_depends_on_no_layout(tmp_path, model_dir):
     (mean,), _, _ = reference.train(model_dir, [ROWS], lr=0.0)
     (store,) = store_data(tmp_path)["pretokenized_dataset_paths"]
-    base = {"model": {"path": str(model_dir)}, "max_length": 128, "eval_pretokenized_dataset_paths": [store]}
+    base = {
+        "model": {"path": str(model_dir)},
+        "max_length": 128,
+        "label_smoothing": 0.1,
+        "eval_pretokenized_dataset_paths": [store],
+    }
     for name, keys in EVALUATIONS.items():
         (found,) = evaluate(SFTConfig(**base, **keys)).values()
         assert found["loss"] == pytest.approx(mean, rel=1e-5), name

@@ -3,7 +3,7 @@
 Its rule: everything a step depends on comes with the batch (rows, step number); the rest is weights and moments.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,20 @@ from burnish.backends.fsdp.shard import shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
 from burnish.backends.optimizer import build_optimizer, optimizer_tensors
 from burnish.backends.optimizer import learning_rate as rate_of_step
-from burnish.backends.tensors import memory_peak_gib, model_inputs, target_counts
+from burnish.backends.tensors import inputs_ahead, memory_peak_gib, target_counts
 from burnish.config.choices import Schedule
 from burnish.data.batch import Batch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError
-from burnish.models.attention import Segments
+from burnish.log import get_logger
+from burnish.models.attention import Segments, register
 from burnish.models.flops import peak_flops
+from burnish.models.kernels import Demand, choose_kernel
 from burnish.models.load import export_folder, load_model, read_tokenizer
-from burnish.models.loss import LossModel
+from burnish.models.loss import CROSS_ENTROPY, LossModel, Objective
 from burnish.models.probe import head_problem, isolation_problem
+
+log = get_logger(__name__)
 
 
 class FsdpBackend:
@@ -50,6 +54,8 @@ class FsdpBackend:
         trust_remote_code: run code that comes with the model.
         chat_template: text that replaces the tokenizer's in exports.
         share_rows: whether rows may hold several segments.
+        attention: ``flash``, ``flex``, ``sdpa``, or ``auto`` for the fastest that can.
+        objective: what a target costs in training.
         optimizer: its name.
         learning_rate: the highest.
         adam_betas: of AdamW.
@@ -61,6 +67,7 @@ class FsdpBackend:
         min_lr_ratio: where the schedule ends, as a share of ``learning_rate``.
         activation_checkpointing: compute layers again in the backward rather than keep their insides.
         reshard_after_forward: give a layer's weights up between forward and backward.
+        compile_layers: compile each layer, but for its attention.
 
     Raises:
         BurnishError: the model is missing, cannot be trained faithfully, or cannot share rows.
@@ -78,6 +85,8 @@ class FsdpBackend:
         trust_remote_code: bool = False,
         chat_template: str | None = None,
         share_rows: bool = True,
+        attention: str = "auto",
+        objective: Objective = CROSS_ENTROPY,
         optimizer: str = "adamw",
         learning_rate: float = 1e-5,
         adam_betas: tuple[float, float] = (0.9, 0.95),
@@ -89,26 +98,25 @@ class FsdpBackend:
         min_lr_ratio: float = 0.0,
         activation_checkpointing: bool = False,
         reshard_after_forward: bool = True,
+        compile_layers: bool = False,
     ) -> None:
         model = load_model(model_path, trust_remote_code=trust_remote_code)
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        self._rate = partial(
-            rate_of_step,
-            schedule=schedule,
-            lr=learning_rate,
-            num_steps=num_steps,
-            num_warmup_steps=num_warmup_steps,
-            min_lr_ratio=min_lr_ratio,
+        shape: dict[str, Any] = {"num_warmup_steps": num_warmup_steps, "min_lr_ratio": min_lr_ratio}
+        self._rate: Callable[[int], float] = partial(
+            rate_of_step, schedule=schedule, lr=learning_rate, num_steps=num_steps, **shape
         )
         self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, max_grad_norm
         self._ranks = join(device)
         with ExitStack() as undo:
             undo.callback(self.close)
             self._dtype = _compute_dtype(dtype, self._ranks.device)
+            self._attend(model, attention, compiled=compile_layers)
             self._spread(
-                model,
+                LossModel(model, num_sources=num_sources, objective=objective),
                 reshard_after_forward=reshard_after_forward,
                 activation_checkpointing=activation_checkpointing,
+                compile_layers=compile_layers,
             )
             self._optimizer = build_optimizer(
                 self._parameters.values(), name=optimizer, betas=adam_betas, eps=eps, weight_decay=weight_decay
@@ -137,10 +145,11 @@ class FsdpBackend:
         began = perf_counter()
         self._model.train()
         sums = torch.zeros(self._num_sources, dtype=torch.float64, device=self._ranks.device)
-        for index, micro_batch in enumerate(batch.micro_batches):
+        # Nothing in this loop waits for the device.
+        for index, inputs in enumerate(inputs_ahead(batch.micro_batches, device=self._ranks.device)):
             self._sharded.set_requires_gradient_sync(index == len(batch.micro_batches) - 1)
             self._seed_dropout(batch.step, index)
-            loss, by_source = self._model(**model_inputs(micro_batch, device=self._ranks.device))
+            loss, by_source = self._model(**inputs)
             (loss / max(1, batch.num_targets)).backward()
             sums += by_source
         counts = target_counts(batch, num_sources=self._num_sources)
@@ -173,8 +182,8 @@ class FsdpBackend:
         """(summed loss, targets) of the whole batch, equal on all ranks. Changes nothing."""
         self._model.eval()
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
-        for micro_batch in batch.micro_batches:
-            total += self._model(**model_inputs(micro_batch, device=self._ranks.device))[0]
+        for inputs in inputs_ahead(batch.micro_batches, device=self._ranks.device):
+            total += self._model(**inputs)[0]
         return sum_over_ranks([total.item()], ranks=self._ranks)[0], batch.num_targets
 
     @torch.no_grad()
@@ -217,14 +226,19 @@ class FsdpBackend:
         """Give back the device and leave the process group."""
         leave(self._ranks)
 
-    def _spread(self, model: Any, *, reshard_after_forward: bool, activation_checkpointing: bool) -> None:
-        self._model = LossModel(model, num_sources=self._num_sources)
+    def _attend(self, model: Any, attention: str, *, compiled: bool) -> None:
+        demand = Demand.of(model.config.get_text_config(), device_type=self._ranks.device.type, dtype=self._dtype)
+        kernel = choose_kernel(attention, demand)
+        log.info("attention: %s", kernel)
+        model.set_attn_implementation(register(kernel, compiled=compiled))
+
+    def _spread(self, model: LossModel, **settings: bool) -> None:
+        self._model = model
         self._sharded = shard(
             self._model,
             mesh=init_device_mesh(self._ranks.device.type, (self._ranks.world_size,)),
             dtype=self._dtype,
-            reshard_after_forward=reshard_after_forward,
-            activation_checkpointing=activation_checkpointing,
+            **settings,
         )
         # A group of its own: the saving thread's messages must not mix with training's.
         self._save_group = dist.new_group(backend="gloo")

@@ -21,6 +21,7 @@ def shard(
     dtype: torch.dtype,
     reshard_after_forward: bool,
     activation_checkpointing: bool,
+    compile_layers: bool = False,
 ) -> FSDPModule:
     """Spread ``model`` over ``mesh``, in place, and return it.
 
@@ -32,10 +33,13 @@ def shard(
         dtype: of the computation; gradients are summed over ranks and micro-batches in float32.
         reshard_after_forward: whether a layer is given up between its forward and its backward.
         activation_checkpointing: whether a layer keeps its input only, and is computed again in the backward.
+        compile_layers: whether each layer is compiled, for rows of any length.
     """
     policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
     for layer in decoder_layers(model.model):
+        if compile_layers:
+            layer.compile(dynamic=True)
         if activation_checkpointing:
             checkpoint(layer)
         if sum(parameter.numel() for parameter in layer.parameters()) >= MIN_LAYER_PARAMETERS:
