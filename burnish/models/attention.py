@@ -120,7 +120,8 @@ def segment_attention(
     Args:
         module: the attention layer, named when it asks for something that cannot be honoured.
         query: [rows, heads, length, head width]
-        key: [rows, key heads, length, head width]; ``value`` likewise.
+        key: [rows, key heads, length, head width]
+        value: as ``key``.
         attention_mask: must be None.
         segments: of the micro-batch; never None but for a model that does not hand arguments down to its attention.
         dropout: probability, 0 in evaluation.
@@ -147,8 +148,7 @@ def segment_attention(
         bounds = segments.once("bounds", lambda: segments.bounds(query.device))
         attend = partial(flash, bounds=bounds, longest=segments.longest)
         return attend(query, key, value, scaling=scaling, window=sliding_window), None
-    numbers = segments.once("numbers", lambda: segments.numbers(query.device))
-    mask = segments.once(sliding_window, lambda: block_mask(numbers, window=sliding_window))
+    mask = segments.once(sliding_window, lambda: block_mask(segments.numbers(query.device), window=sliding_window))
     return flex(query, key, value, mask=mask, scaling=scaling, softcap=softcap), None
 
 
