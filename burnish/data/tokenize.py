@@ -44,61 +44,32 @@ class TokenizerSettings:
 
     def load(self) -> "ConversationTokenizer":
         """The tokenizer of these settings."""
-        return ConversationTokenizer(
-            self.model_path,
-            chat_template=self.chat_template,
-            chat_template_kwargs=self.chat_template_kwargs,
-            trust_remote_code=self.trust_remote_code,
-            train_on_what=self.train_on_what,
-            max_length=self.max_length,
-            truncation=self.truncation,
-        )
+        return ConversationTokenizer(self)
 
 
 class ConversationTokenizer:
     """Tokenizes conversations with one tokenizer and one chat template."""
 
-    def __init__(
-        self,
-        model_path: str,
-        *,
-        chat_template: str | None,
-        chat_template_kwargs: Mapping[str, Any],
-        trust_remote_code: bool,
-        train_on_what: TrainOnWhat,
-        max_length: int | None,
-        truncation: Truncation,
-    ) -> None:
-        """Load the tokenizer of ``model_path``.
-
-        Args:
-            model_path: folder or hub id that has the tokenizer.
-            chat_template: a file or a text in place of the tokenizer's own template.
-            chat_template_kwargs: further variables of the template.
-            trust_remote_code: whether the tokenizer's own code may run.
-            train_on_what: which turns are targets.
-            max_length: tokens a row may have.
-            truncation: what happens to a longer one.
+    def __init__(self, settings: TokenizerSettings) -> None:
+        """Load the tokenizer that ``settings`` name.
 
         Raises:
             DataError: there is no fast tokenizer, or no chat template.
         """
-        self._tokenizer = _load_tokenizer(model_path, trust_remote_code)
-        if chat_template is not None:
-            self._tokenizer.chat_template = template_text(chat_template)
+        self._settings = settings
+        self._tokenizer = _load_tokenizer(settings.model_path, settings.trust_remote_code)
+        if settings.chat_template is not None:
+            self._tokenizer.chat_template = template_text(settings.chat_template)
         # A tokenizer.json may carry a truncation of its own, which would cut rows without a word.
         self._tokenizer.backend_tokenizer.no_truncation()
         self._tokenizer.backend_tokenizer.no_padding()
-        self._sources = {with_tools: self._source(model_path, with_tools) for with_tools in (False, True)}
-        if reserved := sorted(RESERVED & chat_template_kwargs.keys()):
-            where = f"chat_template_kwargs={dict(chat_template_kwargs)}"
+        self._sources = {with_tools: self._source(settings.model_path, with_tools) for with_tools in (False, True)}
+        self._kwargs = dict(settings.chat_template_kwargs)
+        if reserved := sorted(RESERVED & self._kwargs.keys()):
+            where = f"chat_template_kwargs={self._kwargs}"
             raise DataError(where, f"{', '.join(reserved)} come from the rows", fix="leave them out")
-        self._kwargs = dict(chat_template_kwargs)
         self._finders = self._make_finders()
         self._encoder = Encoder(self._tokenizer.backend_tokenizer)
-        self._train_on_what = TrainOnWhat(train_on_what)
-        self._max_length = max_length
-        self._truncation = Truncation(truncation)
         self._num_to_verify = NUM_VERIFIED
 
     @cached_property
@@ -164,7 +135,7 @@ class ConversationTokenizer:
     def _find(self, conversation: Conversation) -> tuple[str, list[Span]] | Dropped:
         # An empty turn teaches nothing but to say nothing, so it is no target, wherever it stands.
         spoken = [turn for turn in conversation.trainable if says_something(conversation.messages[turn])]
-        turns = spoken if self._train_on_what is TrainOnWhat.ALL_ASSISTANT_MESSAGES else spoken[-1:]
+        turns = spoken if self._settings.train_on_what == TrainOnWhat.ALL_ASSISTANT_MESSAGES else spoken[-1:]
         finder = self._finders[bool(conversation.tools)]
         try:
             text, spans, is_new = finder.find(conversation, turns=turns)
@@ -180,14 +151,14 @@ class ConversationTokenizer:
             mask = self._masker.mask(text, spans, ids)
         except UnprovenError as reason:
             return Dropped(DropReason.UNPROVEN_SPAN, str(reason))
-        length = len(mask)
-        if self._max_length is not None and length > self._max_length:
-            if self._truncation is Truncation.ERROR:
+        length, max_length, truncation = len(mask), self._settings.max_length, self._settings.truncation
+        if max_length is not None and length > max_length:
+            if truncation == Truncation.ERROR:
                 fix = "raise max_length, or set truncation to right or drop"
-                raise DataError(f"max_length={self._max_length}", f"the row has {length} tokens", fix=fix)
-            if self._truncation is Truncation.DROP:
+                raise DataError(f"max_length={max_length}", f"the row has {length} tokens", fix=fix)
+            if truncation == Truncation.DROP:
                 return Dropped(DropReason.TOO_LONG, f"{length} tokens")
-        example = Example(ids[: self._max_length], mask[: self._max_length])
+        example = Example(ids[:max_length], mask[:max_length])
         if not example.loss_mask[1:].any():
             return Dropped(DropReason.NO_TARGET, f"{length} tokens, no target in the first {len(example.input_ids)}")
         return example
