@@ -13,6 +13,8 @@ from burnish.assemble import (
     require_valid,
     tokenizer_settings,
 )
+from burnish.bench import measure
+from burnish.bench.measure import BenchReport, BenchSettings
 from burnish.config import Purpose, SFTConfig
 from burnish.data.packing import Layout
 from burnish.data.store import Store, open_store
@@ -102,6 +104,12 @@ def evaluate(config: SFTConfig) -> dict[str, dict[str, float]]:
         backend.close()
     numbers = ("loss", "perplexity", "num_targets")
     return {name: {number: metrics[f"eval/{name}/{number}"] for number in numbers} for name in evals}
+
+
+def bench(config: SFTConfig, settings: BenchSettings) -> BenchReport:
+    """``burnish bench``: throughput of a few steps of ``config`` with random weights."""
+    configure_logging(rank=0)
+    return measure.bench(config, settings)
 
 
 def export(checkpoint: Path, *, out: Path) -> Path:

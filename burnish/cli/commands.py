@@ -30,9 +30,10 @@ class Request:
     """The command's own keys."""
     as_json: bool
 
-    def config(self, purpose: Purpose = Purpose.TRAIN) -> SFTConfig:
-        """The config these words name."""
-        return load_config(Path(self.second) if self.second else None, self.overrides, purpose=purpose)
+    def config(self, purpose: Purpose = Purpose.TRAIN, *, defaults: tuple[str, ...] = ()) -> SFTConfig:
+        """The config these words name, ``defaults`` before them."""
+        file = Path(self.second) if self.second else None
+        return load_config(file, (*defaults, *self.overrides), purpose=purpose)
 
     def required(self, key: str) -> str:
         """The value of one of the command's own keys that must be there."""
@@ -143,6 +144,25 @@ def evaluate(request: Request) -> int:
     return _DONE
 
 
+def bench(request: Request) -> int:
+    """Measure throughput."""
+    kinds = {"mean": int, "cv": float, "targets": float, "vocabulary": int, "warmup": int, "steps": int}
+    own: dict[str, Any] = dict(request.own)
+    own |= {key: _number(key, text, kinds[key]) for key, text in request.own.items() if key in kinds}
+    from burnish import api
+    from burnish.bench.measure import BUILT_IN, BenchSettings
+
+    named = request.second or any(word.partition("=")[0] in ("model", "model.path") for word in request.overrides)
+    config = request.config(Purpose.BENCH, defaults=() if named else (f"model.path={BUILT_IN}",))
+    with _only_result_on_stdout():
+        report = api.bench(config, BenchSettings(**own))
+    if request.as_json:
+        _print_json(report.to_json())
+    else:
+        print(report.to_text())
+    return _DONE
+
+
 def export(request: Request) -> int:
     """Write a checkpoint as a Hugging Face folder."""
     if not request.first:
@@ -161,6 +181,15 @@ def _whole(key: str, value: str) -> int:
         return read_whole(value)
     except ValueError as error:
         raise ConfigError([Problem(key, value, str(error), f"write digits, such as {key}=8")]) from None
+
+
+def _number(key: str, value: str, kind: type[int] | type[float]) -> Any:
+    if kind is int:
+        return _whole(key, value)
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigError([Problem(key, value, "is no number", f"write {key}=0.5")]) from None
 
 
 @contextlib.contextmanager

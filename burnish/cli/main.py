@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,22 @@ COMMANDS = {
         own={"out": "folder to write; required"},
     ),
     "report": Command("write a run's curves as a page (not built yet)", None),
-    "bench": Command("measure throughput (not built yet)", None),
+    "bench": Command(
+        "measure throughput with random weights, of model.path's shape or of a small one, on the config's data or on "
+        "rows of random tokens",
+        commands.bench,
+        own={
+            "lengths": "lognormal (default) or fixed, where no data is named",
+            "mean": "tokens of a row; 300",
+            "cv": "standard deviation of a lognormal length, by the mean; 1.3",
+            "targets": "share of the tokens that are trained on; 1",
+            "vocabulary": "tokens the small model knows; 16384",
+            "steps": "measured steps; 10",
+            "warmup": "steps before these; 2",
+            "compare": "trl: measure TRL's SFTTrainer too, on the same rows and weights",
+        },
+        has_json=True,
+    ),
 }
 
 
@@ -73,6 +89,8 @@ def run() -> NoReturn:
     """The entry point: ``main`` as the exit status of the process."""
     # Callbacks and samplers may lie where the command is given, as with python -m; last, so as to hide no package.
     sys.path.append(str(Path.cwd()))
+    # So that what is removed at exit is; a run that trains notes the signal itself.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())
 
 

@@ -49,3 +49,4 @@ class Purpose(StrEnum):
     TRAIN = "train"
     EVALUATE = "evaluate"
     TOKENIZE = "tokenize"
+    BENCH = "bench"

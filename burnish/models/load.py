@@ -97,7 +97,7 @@ def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
     """
     from transformers import AutoModelForCausalLM
 
-    config = _read("config", path, trust_remote_code=trust_remote_code)
+    config = read_config(path, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     facts = text.to_dict()
     is_vision = "vision_config" in config.to_dict()
@@ -129,6 +129,15 @@ def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
         num_matmul_parameters=_matmul_parameters(shell, facts),
         windows=_windows(facts, num_layers=int(text.num_hidden_layers)),
     )
+
+
+def read_config(path: str, *, trust_remote_code: bool = False) -> Any:
+    """The ``transformers`` config of ``path``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    return _read("config", path, trust_remote_code=trust_remote_code)
 
 
 def read_tokenizer(path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> Any:

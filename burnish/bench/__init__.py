@@ -1,0 +1,1 @@
+"""Throughput of a step, and the comparison with another trainer."""
