@@ -65,7 +65,7 @@ class BenchReport:
         sides = {
             name: {**asdict(side), "tokens_per_second": side.tokens_per_second} for name, side in self.sides.items()
         }
-        return {**sides, "ratio": self._ratio()}
+        return {**sides, "ratios": self._ratios()}
 
     def to_text(self) -> str:
         """A table in Markdown."""
@@ -85,12 +85,20 @@ class BenchReport:
                 f"{side.loss:.4f}",
             )
             lines.append(f"| {name} | {' | '.join(cells)} |")
-        ratio = self._ratio()
-        return "\n".join([*lines, f"tokens/s, ours by theirs: {ratio:.2f}"] if ratio else lines)
+        if ratios := self._ratios():
+            lines.append("ours by theirs: " + ", ".join(f"{ratio:.2f} in {name}" for name, ratio in ratios.items()))
+        return "\n".join(lines)
 
-    def _ratio(self) -> float | None:
-        speeds = [side.tokens_per_second for side in self.sides.values()]
-        return speeds[0] / speeds[1] if len(speeds) > 1 else None
+    def _ratios(self) -> dict[str, float]:
+        """Ours by theirs; none without a comparison."""
+        if len(self.sides) < 2:
+            return {}
+        ours, theirs = self.sides.values()
+        return {
+            "tokens/s": ours.tokens_per_second / theirs.tokens_per_second,
+            "tokens/CPU s": ours.tokens / ours.cpu_seconds / (theirs.tokens / theirs.cpu_seconds),
+            "memory above the start": ours.memory_above_start_gib / theirs.memory_above_start_gib,
+        }
 
 
 def bench(config: SFTConfig, settings: BenchSettings) -> BenchReport:

@@ -92,10 +92,14 @@ def measured(**changes):
 
 
 def test_the_table_has_both_sides_and_their_ratio():
-    report = BenchReport({"Burnish": measured(), "TRL": measured(seconds=6.0)})
+    report = BenchReport(
+        {"Burnish": measured(), "TRL": measured(seconds=6.0, cpu_seconds=10.0, memory_above_start_gib=1.0)}
+    )
     assert "| Burnish | 25 | 20 | 2.000 | 50.0% | 2.00 | 0.50 | - | 1.0000 |" in report.to_text()
-    assert report.to_text().endswith("ours by theirs: 1.50")
-    assert report.to_json()["ratio"] == 1.5
+    assert report.to_text().endswith(
+        "ours by theirs: 1.50 in tokens/s, 2.00 in tokens/CPU s, 0.50 in memory above the start"
+    )
+    assert report.to_json()["ratios"]["tokens/s"] == 1.5
     assert "ours by theirs" not in BenchReport({"Burnish": measured()}).to_text()
 
 

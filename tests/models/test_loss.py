@@ -44,7 +44,7 @@ def distance(a, b):
 @pytest.mark.parametrize("chunk", [4, 1000])
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_loss_and_gradients_equal_full_logits(head, bias, chunk, objective, monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", chunk * VOCABULARY)
+    monkeypatch.setitem(loss_module.CHUNK_ELEMENTS, "cpu", chunk * VOCABULARY)
     hidden, weight, offset, ids, sources = case(bias=bias)
     settings = {"target_ids": ids, "target_sources": sources, "num_sources": 3, "head": head, "objective": objective}
     total, sums = segment_loss(hidden, weight, offset, **settings)
@@ -59,7 +59,7 @@ def test_loss_and_gradients_equal_full_logits(head, bias, chunk, objective, monk
 
 
 def test_low_precision_keeps_sums_in_float32(monkeypatch):
-    monkeypatch.setattr(loss_module, "CHUNK_ELEMENTS", VOCABULARY)
+    monkeypatch.setitem(loss_module.CHUNK_ELEMENTS, "cpu", VOCABULARY)
     hidden, weight, _, ids, sources = case(torch.bfloat16)
     total, _ = segment_loss(hidden, weight, None, target_ids=ids, target_sources=sources, num_sources=3, head=Head())
     (total / 7).backward()
