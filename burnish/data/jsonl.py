@@ -81,7 +81,9 @@ def _open_text(file: Path) -> Iterator[io.BufferedReader]:
     try:
         with ExitStack() as stack:
             raw = stack.enter_context(pa.OSFile(str(file)))
-            unpacked = stack.enter_context(pa.CompressedInputStream(raw, codec)) if codec and raw.size() else raw
+            if codec and not raw.size():  # what has no rows is packed in some bytes all the same
+                raise OSError("0 bytes")
+            unpacked = stack.enter_context(pa.CompressedInputStream(raw, codec)) if codec else raw
             yield stack.enter_context(io.BufferedReader(unpacked, BLOCK))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(str(file), f"is damaged or cut short ({error})", fix="write or copy it again") from error
@@ -95,10 +97,12 @@ def _elements(stream: io.BufferedReader, file: Path) -> Iterator[bytes]:
     """Without ever holding the whole text."""
     decoder, utf8 = json.JSONDecoder(), codecs.getincrementaldecoder("utf-8")()
     text, number = utf8.decode(stream.read(BLOCK)), 0
-    at = text.index("[") + 1
+    at, commas = text.index("[") + 1, 0
     while True:
-        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches the empty text too
-        if text[at : at + 1] == "]":
+        between = _BETWEEN.match(text, at)
+        assert between is not None, "it matches the empty text too"
+        at, commas = between.end(), commas + between.group().count(",")
+        if text[at : at + 1] == "]" and not commas:
             break
         try:
             _, end = decoder.raw_decode(text, at)
@@ -108,9 +112,11 @@ def _elements(stream: io.BufferedReader, file: Path) -> Iterator[bytes]:
                 Place(file, number).reject(0, f"is no JSON ({error})", fix=_ONE_A_LINE)
             text, at = text[at:] + utf8.decode(block), 0
         else:
+            if commas != min(number, 1):
+                Place(file, number).reject(0, "has no comma, or more than one, before it", fix=_ONE_A_LINE)
             # Inside a string no line ends, so these are between keys and values.
             yield text[at:end].replace("\n", " ").encode() + b"\n"
-            at, number = end, number + 1
+            at, number, commas = end, number + 1, 0
     if (text[at + 1 :] + utf8.decode(stream.read(BLOCK))).strip():
         raise DataError(str(file), "goes on after the end of its array", fix=_ONE_A_LINE)
     yield b"\n"
@@ -120,7 +126,7 @@ def _plain_row_reader() -> Callable[[bytes], Mapping[str, Any] | None]:
     """Of a line the two arrays where it holds nothing else to look at; of any other ``None``, for ``_read_row`` to judge."""
     try:
         import simdjson
-    except ImportError:  # no wheel for this Python: slower
+    except ImportError:  # without the extra "fast" all lines take the exact way
         return lambda line: None
     parser = simdjson.Parser()
 
@@ -162,6 +168,8 @@ def _check_integers(values: Any, name: str, place: Place) -> None:
     if set(map(type, values)) <= kinds and all(-(2**63) <= edge(values, default=0) < 2**63 for edge in (min, max)):
         return
     bad = next(value for value in values if type(value) not in kinds or not -(2**63) <= value < 2**63)
+    if type(bad) is int:
+        place.reject_values(0, name, f"holds an integer of more than 64 bits ({bad})")
     place.reject_values(0, name, f"holds {describe_value(bad)} where integers belong")
 
 
