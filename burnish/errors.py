@@ -11,15 +11,24 @@ A text reads ``where: what is wrong, with the values`` and then ``fix: what to d
 A broken assumption of our own code is an ``assert``, never one of these.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_IN_URL = re.compile(r"(?<=://)[^/\s'\"]*@")
+
+
+def without_secrets(text: str) -> str:
+    """``text`` with the user and password of any URL in it left out."""
+    return _IN_URL.sub("***@", text)
 
 
 class BurnishError(Exception):
     """Base of all of them: ``where`` it is wrong, what the ``problem`` is, what ``fix`` mends it."""
 
     def __init__(self, where: str, problem: str, *, fix: str = "") -> None:
+        where, problem = without_secrets(where), without_secrets(problem)
         super().__init__(f"{where}: {problem}" + (f"\n  fix: {fix}" if fix else ""))
         self.where = where
         self.problem = problem

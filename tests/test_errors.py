@@ -2,7 +2,8 @@
 
 import copy
 
-from burnish.errors import ConfigError, DataError, Problem
+from burnish.cli.main import main
+from burnish.errors import ConfigError, DataError, Problem, StorageError
 
 
 def test_an_error_travels_whole():
@@ -12,3 +13,16 @@ def test_an_error_travels_whole():
     assert (error.where, error.problem, error.fix) == ("a.jsonl", "is empty", "write it again")
     config = copy.copy(ConfigError([Problem("lr", -1, "is below 0", "write 1e-5")]))
     assert [problem.key for problem in config.problems] == ["lr"]
+
+
+def test_a_password_in_a_url_is_not_shown():
+    error = StorageError("s3://me:hunter2@b/k", "GET http://me:hunter2@host:9/b failed", fix="try again")
+    assert "hunter2" not in str(error) + error.where + error.problem
+    assert "http://***@host:9/b" in str(error)
+
+
+def test_a_password_in_a_path_is_refused_and_not_shown(capsys):
+    assert main(["check", "--json", "model.path=m", "pretokenized_dataset_paths=s3://me:hunter2@b/k"]) == 2
+    shown = capsys.readouterr()
+    assert "has a user or a password in it" in shown.out
+    assert "hunter2" not in shown.out + shown.err

@@ -1,5 +1,6 @@
 """The rules between keys, and the refusal of what is not built yet. Looks at no file, no model and no device."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from functools import reduce
@@ -12,7 +13,7 @@ from burnish.config.rules_data import data_rules, is_bucket
 from burnish.config.rules_devices import device_rules, environment_world
 from burnish.config.rules_loop import loop_rules
 from burnish.config.run import Broken, SFTConfig
-from burnish.errors import Problem
+from burnish.errors import Problem, without_secrets
 
 _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("strategy", "the Megatron backend", ("fsdp",)),
@@ -55,7 +56,8 @@ def find_problems(
     variables = os.environ if environment is None else environment
     rules = (data_rules(config, purpose), loop_rules(config, purpose), device_rules(config, variables))
     broken = dict.fromkeys(chain(*rules, _refusals(config, variables)))
-    plain = config.to_plain()
+    # A URI may hold a password, and problems are shown.
+    plain = json.loads(without_secrets(json.dumps(config.to_plain())))
     return [Problem(key, reduce(getitem, key.split("."), plain), message, fix) for key, message, fix in broken]
 
 

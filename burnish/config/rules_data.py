@@ -112,7 +112,9 @@ def _places(config: SFTConfig) -> Iterator[Broken]:
         scheme = _SCHEME.match(path)
         if not path.strip() and (path or key not in _OPTIONAL_KEYS):
             yield key, "holds an empty path", "give a path"
-        if scheme and not is_bucket(path):
+        if scheme and "@" in path.partition("://")[2].partition("/")[0]:
+            yield key, "has a user or a password in it", "give credentials by the environment"
+        elif scheme and not is_bucket(path):
             or_hub_id = ", or a hub id" if key in _HUB_KEYS else ""
             yield key, f"{scheme[1]}:// is no place that is read", f"use a local path, s3:// or gs://{or_hub_id}"
     for key in _LOCAL_KEYS:

@@ -198,6 +198,7 @@ def read_arrow(mapped: pa.Buffer, *, file: Path) -> Iterator[pa.RecordBatch]:
     with damage_named(file):
         if mapped.slice(0, 6).to_pybytes() == b"ARROW1":
             reader = pa.ipc.open_file(source)
+            _check_footer(mapped, reader.num_record_batches)
             yield from (_relevant(reader.get_batch(i)) for i in range(reader.num_record_batches))
             return
         stream = pa.ipc.open_stream(source)
@@ -209,6 +210,22 @@ def read_arrow(mapped: pa.Buffer, *, file: Path) -> Iterator[pa.RecordBatch]:
     if bytes(memoryview(mapped)[end : end + 9]) not in _ENDS_OF_STREAM:
         fix = "write or copy it again, one stream a file"
         raise DataError(str(file), "is cut short: no end-of-stream marker is where the file ends", fix=fix)
+
+
+def _check_footer(mapped: pa.Buffer, num_batches: int) -> None:
+    """A file that others were appended to, or whose footer is another's, reads like a shorter one."""
+    source, found = pa.BufferReader(mapped), 0
+    footer = mapped.size - 10 - int.from_bytes(bytes(mapped[mapped.size - 10 : mapped.size - 6]), "little")
+    end = 8
+    source.seek(end)
+    while end < footer:
+        try:
+            found += pa.ipc.read_message(source).type == "record batch"
+        except EOFError:  # the end of the stream that the file holds
+            break
+        end = source.tell()
+    if found != num_batches or bytes(memoryview(mapped)[end:footer]) not in (b"", *_ENDS_OF_STREAM):
+        raise pa.ArrowInvalid(f"its footer names {num_batches} record batches, and it holds others")
 
 
 def _read_parquet(file: Path) -> Iterator[pa.RecordBatch]:

@@ -3,6 +3,7 @@
 Null, empty and absent are a text row. Its rule: pixels are never cut, so a row has all of its images or is not used.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -120,8 +121,8 @@ def _read(batch: pa.RecordBatch, row: int, place: Place) -> ImageRow:
     if grid.shape[1] != 3 or grid.min() < 1:
         _reject(row, "image_grid_thw", grid.tolist(), place)
     if not np.isfinite(pixels).all():
-        _reject(row, "pixel_values", "a number that is not finite", place)
-    patches = int(grid.prod(axis=1).sum())
+        place.reject(row, "pixel_values holds a number that is not finite", fix=_WHAT_TO_STORE["pixel_values"])
+    patches = sum(math.prod(image) for image in grid.tolist())
     if len(pixels) != patches:
         problem = f"pixel_values has {len(pixels)} patches, image_grid_thw {grid.tolist()} has {patches}"
         place.reject(row, problem, fix="store the pixels and the grid that the processor gave for the same images")

@@ -72,8 +72,8 @@ def open_rows(path: str, *, split: str | None, fetch: Fetch) -> RawRows:
         DataError: nothing is there, it cannot be read, or it has no such split.
         StorageError: a bucket cannot be read.
     """
-    if is_remote(path) or Path(path).exists():
-        files = list_files(path)
+    if is_remote(path) or Path(path).expanduser().exists():
+        files = list_files(canonical(path))
         saved = {"dataset_dict.json", "dataset_info.json"} & {file.name for file in files}
         splits = (_saved_splits if saved else _file_splits)(canonical(path), files, fetch)
     else:

@@ -111,6 +111,16 @@ def open_store(
     return Store(report, shards=shards, files=arrows, index=index, folder=index_folder, manifest=manifests.get(""))
 
 
+def _refuse_within(place: str, root: Path) -> None:
+    """A cache inside the store would be read as rows of it the next time."""
+    try:
+        inside = root.resolve().relative_to(Path(place).resolve())
+    except ValueError:
+        return
+    if not is_remote(place) and not any(part.startswith((".", "_")) for part in inside.parts):
+        raise DataError(place, f"holds the cache {root}", fix="set cache_dir to a folder outside of the store")
+
+
 def _bring_shards(
     place: str, *, admit: Callable[[str, Manifest], None] | None, caching: Caching
 ) -> tuple[list[Shard], dict[str, Manifest]]:
@@ -130,6 +140,7 @@ def _bring_shards(
 
 def _home(place: str, shards: Sequence[Shard], *, root: Path) -> Path:
     """Where all that is worked out of these versions of these files is kept."""
+    _refuse_within(place, root)
     identities = [[shard.file.name, shard.file.identity] for shard in shards]
     where = place if is_remote(place) else str(Path(place).absolute())
     return root / "stores" / _digest([CACHE_VERSION, where, identities])

@@ -97,6 +97,8 @@ def _flat(batch: pa.RecordBatch, name: str, place: Place) -> tuple[IntArray, NDA
     if column.null_count:
         place.reject_values(_first(column.is_null()), name, "is null")
     if not is_list(column.type):
+        if "list" in str(column.type):
+            place.reject(0, f"{name} has the Arrow type {column.type}", fix="write it as list or large_list")
         place.reject_values(0, name, f"is {describe_value(column[0].as_py())}, no list of integers")
     offsets = list_offsets(column)
     if pt.is_fixed_size_list(column.type):

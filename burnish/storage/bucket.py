@@ -37,6 +37,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "RequestExpired")
 _ELSEWHERE = "Received redirect"
 """What the client says of a bucket that answers from another region."""
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _T = TypeVar("_T")
 
 
@@ -149,21 +150,23 @@ class Bucket:
         status, code = _answer(error)
         said = " ".join(dict.fromkeys(filter(None, (str(status or ""), code)))) or str(error).partition("\n")[0]
         place = f"bucket {self._scheme}://{self._name}"
+        problem, fix = "cannot be had", "check the network and the endpoint, then start again: what was fetched is kept"
         if "169.254.169.254" in str(error) or "metadata.google.internal" in str(error):
-            return StorageError(self.uri(key), "no credentials were found", fix=_CREDENTIALS[self._scheme])
-        if code in _EXPIRED or status == 401:
+            problem, fix = "no credentials were found", _CREDENTIALS[self._scheme]
+        elif code in _EXPIRED or status == 401:
+            problem = "the credentials have expired or are not valid"
             fix = "log in again, then start again: what was fetched is kept"
-            return StorageError(self.uri(key), f"the credentials have expired or are not valid ({said})", fix=fix)
-        if status == 403:
+        elif code in ("SignatureDoesNotMatch", "InvalidAccessKeyId"):
+            problem = "the credentials are not valid"
+            fix = "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile"
+        elif status == 403:
+            problem = "access is denied"
             fix = f"let these credentials list and read the {place}, or use others"
-            return StorageError(self.uri(key), f"access is denied ({said})", fix=fix)
-        if _ELSEWHERE in said or code == "AuthorizationHeaderMalformed":
-            fix = "set AWS_REGION to the bucket's region"
-            return StorageError(self.uri(key), f"the {place} is in another region ({said})", fix=fix)
-        if status == 404:
-            return StorageError(self.uri(key), f"there is no {place} ({said})", fix="check its name and the endpoint")
-        fix = "check the network and the endpoint, then start again: what was fetched is kept"
-        return StorageError(self.uri(key), f"cannot be had ({said})", fix=fix)
+        elif _ELSEWHERE in said or code == "AuthorizationHeaderMalformed":
+            problem, fix = f"the {place} is in another region", "set AWS_REGION to the bucket's region"
+        elif status == 404:
+            problem, fix = f"there is no {place}", "check its name and the endpoint"
+        return StorageError(self.uri(key), f"{problem} ({said})", fix=fix)
 
 
 @lru_cache(maxsize=64)
@@ -181,7 +184,7 @@ def open_bucket(uri: str) -> tuple[Bucket, str]:
     scheme = {"gcs": "gs"}.get(scheme.lower(), scheme.lower())
     name, _, key = rest.partition("/")
     key = key.rstrip("/")
-    if scheme not in _CREDENTIALS or not name:
+    if scheme not in _CREDENTIALS or not _NAME.fullmatch(name):
         raise StorageError(uri, "is no place that is read", fix="give a local path, s3://BUCKET/KEY or gs://BUCKET/KEY")
     if key and {"", ".", ".."} & set(key.split("/")):
         raise StorageError(uri, "has an empty part, . or .. in its key", fix="rename it, or write one slash only")

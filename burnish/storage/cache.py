@@ -25,6 +25,11 @@ log = get_logger(__name__)
 
 RETIRED_SECONDS = 7 * 24 * 3600
 """How long a replaced generation stays: another node may have its files mapped over a network."""
+_PRIVATE, _IN_USE = "burnish-", ".in-use"
+_SECONDS_TO_LOCK = 60.0
+"""A private folder is locked long before it is this old."""
+_locks: list[FileLock] = []
+"""Of this process's private folders, held until it ends."""
 _SILENT_SECONDS = 1.0
 """Whoever waits longer for another process says so."""
 
@@ -50,9 +55,18 @@ def cache_root(cache_dir: str | Path | None) -> Path:
 
 
 def private_folder() -> Path:
-    """A new folder for this process alone, removed when it exits."""
-    folder = Path(tempfile.mkdtemp(prefix="burnish-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """A new folder for this process alone, removed when it exits; those that killed processes left are removed too."""
+    for other in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*"):
+        with suppress(OSError, Timeout):  # another user's, gone already, or in use
+            if time.time() - other.stat().st_mtime > _SECONDS_TO_LOCK:
+                FileLock(other / _IN_USE).acquire(timeout=0)
+                shutil.rmtree(other)
+    holder = Path(tempfile.mkdtemp(prefix=_PRIVATE))
+    _locks.append(FileLock(holder / _IN_USE))
+    _locks[-1].acquire()
+    atexit.register(shutil.rmtree, holder, ignore_errors=True)
+    folder = holder / "files"
+    folder.mkdir()
     return folder
 
 

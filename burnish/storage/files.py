@@ -39,7 +39,7 @@ def canonical(place: str | Path) -> str:
         StorageError: it is a URI of no bucket.
     """
     if not is_remote(place):
-        return str(Path(place))
+        return str(Path(place).expanduser())
     bucket, key = open_bucket(str(place))
     return bucket.uri(key)
 

@@ -25,7 +25,7 @@ def test_only_such_shards_are_no_store(tmp_path, kind):
         open_store(tmp_path / "store", name="s")
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "json", "jsonl.gz", "jsonl.zst"])
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
 def test_text_without_bytes_is_skipped(tmp_path, suffix):
     write_shard(tmp_path / "store", 1, ONE, kind="jsonl")
     (tmp_path / "store" / f"part-000.{suffix}").touch()

@@ -344,3 +344,41 @@ def test_a_parquet_column_that_stands_twice_is_named(tmp_path):
     pq.write_table(table, tmp_path / "twice.parquet")
     with pytest.raises(DataError, match=r"twice\.parquet, row 0: has the column input_ids twice"):
         open_store(tmp_path / "twice.parquet", name="s")
+
+
+@pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "parquet", "arrow file"])
+def test_a_shard_of_no_bytes_that_cannot_have_none_is_named(tmp_path, kind):
+    write_shard(tmp_path / "store", 0, ROWS, kind=kind)
+    file = write_shard(tmp_path / "store", 1, ROWS, kind=kind)
+    file.write_bytes(b"")
+    with pytest.raises(DataError, match=r"part-001\.\S+: is .*0 bytes"):
+        open_store(tmp_path / "store", name="s")
+
+
+def test_arrow_files_in_a_row_are_not_read_as_one_of_them(tmp_path):
+    first = write_arrow(tmp_path / "a.arrow", to_table(ROWS)).read_bytes()
+    second = write_arrow(tmp_path / "a.arrow", to_table(ROWS[:1])).read_bytes()
+    for data in (first + first, first[:-300] + second[-300:]):
+        (tmp_path / "a.arrow").write_bytes(data)
+        with pytest.raises(DataError, match=r"a\.arrow: is damaged or cut short"):
+            open_store(tmp_path / "a.arrow", name="s")
+
+
+def test_a_cache_inside_the_store_is_refused_before_it_is_read_as_rows(tmp_path):
+    write_shard(tmp_path / "store", 0, ROWS, kind="jsonl")
+    with pytest.raises(DataError, match=r"store: holds the cache .*/store/cache\n  fix: set cache_dir"):
+        open_store(tmp_path / "store", name="s", cache_dir=tmp_path / "store" / "cache")
+    assert len(open_store(tmp_path / "store", name="s", cache_dir=tmp_path / "store" / ".cache")) == 3
+
+
+def test_the_home_folder_may_be_written_as_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_shard(tmp_path / "store", 0, ROWS, kind="jsonl")
+    assert len(open_store("~/store", name="s", cache_dir=tmp_path / "cache")) == 3
+
+
+@pytest.mark.parametrize("parts", ["[{a}{a}]", "[,{a}]", "[{a},,{a}]", "[{a},]"])
+def test_an_array_has_one_comma_between_two_rows(tmp_path, parts):
+    (tmp_path / "a.json").write_text(parts.replace("{a}", '{"input_ids": [1, 2], "loss_mask": [0, 1]}'))
+    with pytest.raises(DataError, match=r"a\.json, row \d: (is no JSON|has no comma)"):
+        open_store(tmp_path / "a.json", name="s")

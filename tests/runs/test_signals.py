@@ -6,6 +6,8 @@ import time
 import pytest
 
 from tests.runs.commands import burnish, metrics, start
+from tests.storage.faults import delay
+from tests.storage.published import marked, publish
 from tests.toys import chat, write_jsonl
 
 STEPS = 60
@@ -48,3 +50,22 @@ def test_stop_and_go_on(tmp_path, model_dir, number, status):
     assert [got[s]["train/loss"] for s in range(1, STEPS + 1)] == [
         expected[s]["train/loss"] for s in range(1, STEPS + 1)
     ]
+
+
+def test_what_is_private_is_removed_when_the_run_ends_before_its_first_step(
+    s3_bucket, faulty, model_dir, tmp_path, monkeypatch
+):
+    uri = publish(s3_bucket, "tok", [marked(1), marked(2)])
+    faulty.on("get", delay(30))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    keys = (f"model.path={model_dir}", f"pretokenized_dataset_paths={uri}", "num_steps=1", "disable_cache=true")
+    process = start("train", *keys, folder=tmp_path)
+    while not list((tmp_path / "tmp").glob("burnish-*/files/objects")):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.terminate()
+    faulty.heal()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert list((tmp_path / "tmp").glob("burnish-*")) == []
