@@ -25,7 +25,7 @@ log = get_logger(__name__)
 
 RETIRED_SECONDS = 7 * 24 * 3600
 """How long a replaced generation stays: another node may have its files mapped over a network."""
-_PRIVATE, _IN_USE = "burnish-", ".in-use"
+_PRIVATE, _IN_USE = "burnish-private-", ".in-use"
 _SECONDS_TO_LOCK = 60.0
 """A private folder is locked long before it is this old."""
 _locks: list[FileLock] = []
@@ -58,7 +58,7 @@ def private_folder() -> Path:
     """A new folder for this process alone, removed when it exits; those that killed processes left are removed too."""
     for other in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*"):
         with suppress(OSError, Timeout):  # another user's, gone already, or in use
-            if time.time() - other.stat().st_mtime > _SECONDS_TO_LOCK:
+            if time.time() - (other / _IN_USE).stat().st_mtime > _SECONDS_TO_LOCK:
                 FileLock(other / _IN_USE).acquire(timeout=0)
                 shutil.rmtree(other)
     holder = Path(tempfile.mkdtemp(prefix=_PRIVATE))

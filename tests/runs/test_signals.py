@@ -61,7 +61,7 @@ def test_what_is_private_is_removed_when_the_run_ends_before_its_first_step(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     keys = (f"model.path={model_dir}", f"pretokenized_dataset_paths={uri}", "num_steps=1", "disable_cache=true")
     process = start("train", *keys, folder=tmp_path)
-    while not list((tmp_path / "tmp").glob("burnish-*/files/objects")):
+    while not list((tmp_path / "tmp").glob("burnish-private-*/files/objects")):
         time.sleep(0.05)
         assert process.poll() is None
     process.terminate()

@@ -132,3 +132,29 @@ def test_private_folder_goes_with_its_process() -> None:
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     assert not Path(done.stdout.strip()).exists()
     assert private_folder().is_dir()
+
+
+def test_private_folders_of_killed_processes_are_removed_and_no_others(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\nfrom burnish.storage.cache import private_folder\n"
+        "print(private_folder(), flush=True)\nif sys.argv[1] == 'die': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "sys.stdin.read()\n"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+
+    def start(how: str) -> subprocess.Popen:
+        command = [sys.executable, "-c", script, how]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    dead, alive = start("die"), start("live")
+    folders = [Path(process.stdout.readline().strip()).parent for process in (dead, alive)]
+    dead.communicate()
+    (tmp_path / "burnish-private-other").mkdir()
+    for folder in folders:
+        os.utime(folder / ".in-use", (0, 0))
+    third = start("live")
+    third.stdout.readline()
+    assert [folder.exists() for folder in folders] == [False, True]
+    assert (tmp_path / "burnish-private-other").exists(), "it is not known to be one of them"
+    for process in (alive, third):
+        process.communicate("")
