@@ -96,12 +96,12 @@ def burnish(file: Path, tokenizer: str, *, fast: bool = False):
     """A file of a store, as each process of `burnish tokenize` writes it."""
     from burnish.data.chat import chat_reader
     from burnish.data.rows import open_rows
-    from burnish.data.write import _ShardWriter
+    from burnish.data.write import ShardWriter
     from burnish.storage.transfer import fetch
 
     rows = open_rows(str(file), split=None, fetch=partial(fetch, **CACHING))
     reader = chat_reader(rows, name="chats", messages_key=None, tools_key=None, system_key=None)
-    writer = _ShardWriter(rows, reader, settings(tokenizer))
+    writer = ShardWriter(rows, reader, settings(tokenizer))
     if fast and not writer.try_fast_engine():
         raise SystemExit("gigatoken is not used: it is not installed, gives other ids, or there are too few rows")
 
