@@ -44,7 +44,6 @@ def test_the_help_of_train_lists_every_key(capsys):
     [
         (["trian"], "write burnish train"),
         (["report", "runs/a"], "is not built yet"),
-        (["bench", "batch_size=4"], "is not built yet"),
         (["inspect"], "write burnish inspect rows"),
         (["inspect", "packs", "run.yaml"], "not built yet"),
         (["inspect", "rows", "row=x"], "'x' is not a whole number"),
