@@ -23,6 +23,7 @@ from burnish.errors import CheckpointError, ConfigError, DataError, Problem
 from burnish.inspect import plan
 from burnish.inspect.plan import CheckReport
 from burnish.launch import local
+from burnish.launch.ray import run_on_ray
 from burnish.log import configure_logging
 from burnish.train.checkpoint import verify
 from burnish.train.evaluation import evaluate as evaluate_sets
@@ -77,6 +78,7 @@ def tokenize(config: SFTConfig, *, out: str) -> list[str]:
             tokenizer_settings=tokenizer_settings(config, card),
             num_workers=config.num_workers,
             out=place,
+            run=run_on_ray if config.launcher == "ray" else None,
             **cache_settings(config),
             **raw_columns(config),
         )

@@ -55,16 +55,17 @@ def find_problems(
     """
     variables = os.environ if environment is None else environment
     rules = (data_rules(config, purpose), loop_rules(config, purpose), device_rules(config, variables))
-    broken = dict.fromkeys(chain(*rules, _refusals(config, variables)))
+    broken = dict.fromkeys(chain(*rules, _refusals(config, purpose, variables)))
     # A URI may hold a password, and problems are shown.
     plain = json.loads(without_secrets(json.dumps(config.to_plain())))
     return [Problem(key, reduce(getitem, key.split("."), plain), message, fix) for key, message, fix in broken]
 
 
-def _refusals(config: SFTConfig, variables: Mapping[str, str]) -> Iterator[Broken]:
+def _refusals(config: SFTConfig, purpose: Purpose, variables: Mapping[str, str]) -> Iterator[Broken]:
     """What ``config``, or the environment, asks for and is not there yet."""
     for key, feature, neutral in _MISSING:
-        if attrgetter(key)(config) not in neutral:
+        built = key == "launcher" and purpose is Purpose.TOKENIZE
+        if not built and attrgetter(key)(config) not in neutral:
             yield _refusal(key, feature)
     if "placement.num_gpus_per_node" in config.explicit_keys and config.placement.num_gpus_per_node > 1:
         yield _refusal("placement.num_gpus_per_node", "running on several GPUs")

@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -79,7 +79,7 @@ def tokenized_store(path: str, **source: Unpack[RawSource]) -> Path:
         DataError: rows cannot be read or tokenized, or none is left.
         StorageError: a bucket cannot be read, or the cache not be written.
     """
-    job = _Job(path, source)
+    job = TokenizeJob(path, source)
     if source["disable_cache"]:
         folder = private_folder()
         job.build(folder)
@@ -88,12 +88,13 @@ def tokenized_store(path: str, **source: Unpack[RawSource]) -> Path:
     return publish_once(target, build=job.build, force=source["force_recache"])
 
 
-def write_store(path: str, *, out: str, **source: Unpack[RawSource]) -> None:
+def write_store(path: str, *, out: str, run: "Runner | None" = None, **source: Unpack[RawSource]) -> None:
     """Make ``out``, a new folder here or in a bucket, the store of ``path``.
 
     Args:
         path: a dataset, as for ``open_rows``.
         out: a local path, or a URI; there the manifest is written last.
+        run: who tokenizes; by default the cores of this machine.
         source: see ``RawSource``.
 
     Raises:
@@ -104,10 +105,10 @@ def write_store(path: str, *, out: str, **source: Unpack[RawSource]) -> None:
         Path(out).exists() and (Path(out).is_file() or any(Path(out).iterdir()))
     ):
         raise DataError(f"out={out}", "is not empty", fix="name a new folder, or empty this one")
-    job = _Job(path, source)
+    job = TokenizeJob(path, source)
     if is_remote(out):
         folder = private_folder()
-        job.build(folder)
+        job.build(folder, run=run)
         upload(folder, out, last=MANIFEST_NAME)
         shutil.rmtree(folder)
         return
@@ -115,31 +116,33 @@ def write_store(path: str, *, out: str, **source: Unpack[RawSource]) -> None:
     if target.exists():
         target.rmdir()
     try:
-        publish_once(target, build=job.build)
+        publish_once(target, build=partial(job.build, run=run))
     finally:
         # It guards a cache that many share; here it would be litter beside the user's folder.
         (target.parent / f".{target.name}.lock").unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class Shard:
     """What became of a range of raw rows; without checksum when nothing was left of them."""
 
     rows: int
     tokens: int
     targets: int
-    dropped: Counter[str]
+    dropped: dict[str, int]
     drop_examples: dict[str, str]
     notices: tuple[str, ...]
     checksum: dict[str, str]
     """SHA-256 by the name of the file."""
 
 
-_Task: TypeAlias = tuple[int, int, Path]
+Task: TypeAlias = tuple[int, int, Path]
 """Raw rows from the first up to, but not including, the second; and the file they become."""
+Runner: TypeAlias = Callable[["TokenizeJob", Sequence[Task], bool], Iterator[Shard]]
+"""Makes the files of all tasks, and says in their order what became of them; with the faster engine where that is so."""
 
 
-class _ShardWriter:
+class ShardWriter:
     """Tokenizes ranges of rows into Arrow files."""
 
     def __init__(self, rows: RawRows, reader: ChatReader, settings: TokenizerSettings) -> None:
@@ -160,7 +163,12 @@ class _ShardWriter:
                     sample += [read] if isinstance(read, Conversation) else []
         return self.tokenizer.try_fast_engine(sample)
 
-    def write(self, task: _Task) -> _Shard:
+    def write(self, task: Task) -> Shard:
+        """Make the file of ``task``.
+
+        Raises:
+            DataError: a row cannot be read or tokenized.
+        """
         start, stop, file = task
         dropped: Counter[str] = Counter()
         examples: dict[str, str] = {}
@@ -185,7 +193,7 @@ class _ShardWriter:
         checksum = {file.name: file_digest(file, "sha256")} if rows else {}
         if not rows:
             file.unlink()
-        return _Shard(rows, tokens, targets, dropped, examples, self.tokenizer.notices, checksum)
+        return Shard(rows, tokens, targets, dict(dropped), examples, self.tokenizer.notices, checksum)
 
     def _encode(self, numbers: Sequence[int]) -> list[Example | Dropped]:
         try:
@@ -209,11 +217,12 @@ class _ShardWriter:
         return DataError(where, problem, fix="correct or remove the row")
 
 
-class _Job:
+class TokenizeJob:
     """A dataset that is about to be tokenized."""
 
     def __init__(self, path: str, source: RawSource) -> None:
         refuse_in_pool(path)
+        self.path, self.source = path, source
         self._name = path if source["split"] is None else f"{path} {source['split']}"
         bring = partial(
             fetch,
@@ -230,12 +239,16 @@ class _Job:
             system_key=source["system_key"],
         )
         self._settings = source["tokenizer_settings"]
-        self._num_workers = source["num_workers"]
-        self._writer = _ShardWriter(self._rows, self._reader, self._settings)
+        self.writer = ShardWriter(self._rows, self._reader, self._settings)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the rows alone."""
+        return self._rows.fingerprint
 
     def key(self) -> str:
         """Changes with everything that decides the bytes of the store."""
-        settings, tokenizer = self._settings, self._writer.tokenizer
+        settings, tokenizer = self._settings, self.writer.tokenizer
         parts = {
             "versions": [FORMAT_VERSION, RECIPE_VERSION, version("transformers"), version("jinja2")],
             "rows": self._rows.fingerprint,
@@ -246,8 +259,8 @@ class _Job:
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
-    def build(self, folder: Path) -> None:
-        """Write the store into ``folder``.
+    def build(self, folder: Path, *, run: Runner | None = None) -> None:
+        """Write the store into ``folder``; ``run`` tokenizes, by default the cores of this machine.
 
         Raises:
             DataError: a row cannot be read or tokenized, or none is left.
@@ -256,11 +269,9 @@ class _Job:
         shard_rows = min(max(SHARD_ROWS[0], -(-num_rows // 64)), SHARD_ROWS[1])
         bounds = pairwise([*range(0, num_rows, shard_rows), num_rows])
         tasks = [(start, stop, folder / f"rows-{i:05d}.arrow") for i, (start, stop) in enumerate(bounds)]
-        num_workers = min(self._num_workers, os.cpu_count() or 1, len(tasks))
-        alone = num_workers == 0 or len(tasks) == 1
-        fast = self._writer.try_fast_engine()
+        fast = self.writer.try_fast_engine()
         shards, told, spoke = [], 0, time.monotonic()
-        for shard in map(self._writer.write, tasks) if alone else self._in_pool(tasks, num_workers, fast):
+        for shard in (run or TokenizeJob._run_here)(self, tasks, fast):
             shards.append(shard)
             if (passed := time.monotonic() - spoke) > PROGRESS_SECONDS:
                 done = tasks[len(shards) - 1][1]
@@ -273,7 +284,11 @@ class _Job:
             log.info("%s: %s", self._name, notice)
         write_manifest(folder, manifest)
 
-    def _in_pool(self, tasks: Sequence[_Task], num_workers: int, fast: bool) -> Iterator[_Shard]:
+    def _run_here(self, tasks: Sequence[Task], fast: bool) -> Iterator[Shard]:
+        num_workers = min(self.source["num_workers"], os.cpu_count() or 1, len(tasks))
+        if num_workers == 0 or len(tasks) == 1:
+            yield from map(self.writer.write, tasks)
+            return
         start = (self._rows, self._reader, self._settings, fast)
         try:
             yield from map_in_processes(_work, tasks, num_workers=num_workers, start=_start_worker, arguments=start)
@@ -281,9 +296,9 @@ class _Job:
             fix = f"{GUARD}, free memory, or set num_workers=0"
             raise DataError(self._name, f"a process that tokenizes died ({error})", fix=fix) from error
 
-    def _manifest(self, shards: Sequence[_Shard]) -> Manifest:
-        tokenizer = self._writer.tokenizer
-        dropped: Counter[str] = sum((shard.dropped for shard in shards), Counter())
+    def _manifest(self, shards: Sequence[Shard]) -> Manifest:
+        tokenizer = self.writer.tokenizer
+        dropped: Counter[str] = sum((Counter(shard.dropped) for shard in shards), Counter())
         return Manifest(
             rows=sum(shard.rows for shard in shards),
             rows_read=len(self._rows),
@@ -311,18 +326,18 @@ class _Job:
             raise DataError(self._name, problem, fix=f"mend the rows ({first})")
 
 
-_writers: list[_ShardWriter] = []
+_writers: list[ShardWriter] = []
 """In a process of the pool, its one writer."""
 
 
 def _start_worker(rows: RawRows, reader: ChatReader, settings: TokenizerSettings, fast: bool) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the cores already
-    _writers.append(_ShardWriter(rows, reader, settings))
+    _writers.append(ShardWriter(rows, reader, settings))
     if fast:
         _writers[0].tokenizer.use_fast_engine()
 
 
-def _work(task: _Task) -> _Shard:
+def _work(task: Task) -> Shard:
     return _writers[0].write(task)
 
 
