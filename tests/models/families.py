@@ -13,6 +13,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from burnish.models.attention import register
@@ -38,6 +39,7 @@ FAMILIES = {
         **SHAPE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
     ),
     "llama": lambda: LlamaConfig(**SHAPE),
+    "smollm3": lambda: SmolLM3Config(**SHAPE, no_rope_layers=[1, 0]),
     "mistral": lambda: MistralConfig(**SHAPE, sliding_window=4),
     "gemma2": lambda: Gemma2Config(
         **SHAPE, head_dim=8, **WINDOWED, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
