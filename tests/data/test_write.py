@@ -1,10 +1,12 @@
 """A dataset becomes a store that says what it is, or an error that says why not."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from burnish.config.choices import Truncation
 from burnish.data.manifest import MANIFEST_NAME
+from burnish.data.store import open_store
 from burnish.data.tokenize import TokenizerSettings
 from burnish.data.write import SCHEMA, write_store
 from burnish.errors import DataError
@@ -103,3 +105,15 @@ def test_a_given_column_must_exist(model_dir, tmp_path, key):
         store(file, model=model_dir, cache=tmp_path, **{key: "nope"})
     if key != "messages_key":
         assert store(file, model=model_dir, cache=tmp_path, **{key: "late"}).is_dir()
+
+
+def test_a_changed_byte_of_a_local_store_is_found_by_its_manifest(model_dir, tmp_path):
+    out = write(write_jsonl(tmp_path / "x.jsonl", ROWS), model_dir, tmp_path / "out")
+    assert len(open_store(out, name="s")) == 1
+    (shard,) = out.glob("*.arrow")
+    data = bytearray(shard.read_bytes())
+    token = data.index(np.array(open_store(out, name="s")[0].input_ids[:4]).tobytes())
+    data[token] ^= 1  # another token of the vocabulary: nothing else could tell
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match=r"rows-00000\.arrow: differs from the checksum in its manifest"):
+        open_store(out, name="s")
