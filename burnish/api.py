@@ -1,22 +1,16 @@
 """Burnish for Python: what the command line does, as functions."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 
-from burnish.assemble import (
-    build_backend,
-    build_checkpointer,
-    build_eval_sets,
-    cache_settings,
-    open_evals,
-    raw_columns,
-    require_valid,
-    tokenizer_settings,
-)
+from burnish.assemble.data import build_eval_sets, open_evals, raw_columns
+from burnish.assemble.model import cache_settings, require_valid, tokenizer_settings
+from burnish.assemble.run import build_backend, build_checkpointer
+from burnish.backends.comm import alone, joined
 from burnish.bench import measure
 from burnish.bench.measure import BenchReport, BenchSettings
 from burnish.config import Purpose, SFTConfig
-from burnish.data.packing import Layout
 from burnish.data.store import Store, open_store
 from burnish.data.write import write_store
 from burnish.errors import CheckpointError, ConfigError, DataError, Problem
@@ -92,18 +86,15 @@ def evaluate(config: SFTConfig) -> dict[str, dict[str, float]]:
     evals = open_evals(config, card)
     if not evals:
         raise DataError("eval", "no evaluation set", fix="name one in eval_datasets or eval_pretokenized_dataset_paths")
-    checkpoint = build_checkpointer(config, []).find(config.resume_from)
+    checkpoint = build_checkpointer(config, [], alone()).find(config.resume_from)
     if config.resume_from and checkpoint is None:
         fix = "name another ckpt_path, or leave resume_from out to evaluate model.path"
         raise CheckpointError(config.ckpt_path, "there is no complete checkpoint to evaluate", fix=fix)
-    backend = build_backend(config, num_steps=1, num_sources=1)
-    try:
+    with joined() as ranks, closing(build_backend(config, ranks=ranks, num_steps=1, num_sources=1)) as backend:
         if checkpoint:
             backend.load(checkpoint / "backend", weights_only=True)
-        sets = build_eval_sets(config, card, evals, layout=Layout())
+        sets = build_eval_sets(config, card, evals, layout=backend.layout)
         metrics = evaluate_sets(backend, sets=sets)
-    finally:
-        backend.close()
     numbers = ("loss", "perplexity", "num_targets")
     return {name: {number: metrics[f"eval/{name}/{number}"] for number in numbers} for name in evals}
 
@@ -125,12 +116,9 @@ def export(checkpoint: Path, *, out: Path) -> Path:
     configure_logging(rank=0)
     verify(checkpoint)
     config = SFTConfig(**json.loads((checkpoint / "config.json").read_text()))
-    backend = build_backend(config, num_steps=1, num_sources=1)
-    try:
+    with joined() as ranks, closing(build_backend(config, ranks=ranks, num_steps=1, num_sources=1)) as backend:
         backend.load(checkpoint / "backend", weights_only=True)
         backend.export(out)
-    finally:
-        backend.close()
     return out
 
 

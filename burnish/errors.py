@@ -12,7 +12,7 @@ A broken assumption of our own code is an ``assert``, never one of these.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,10 @@ class BurnishError(Exception):
         self.where = where
         self.problem = problem
         self.fix = fix
+
+    def to_json(self) -> dict[str, str]:
+        """JSON-ready; :func:`revived` undoes it."""
+        return {"kind": type(self).__name__, "where": self.where, "problem": self.problem, "fix": self.fix}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels between processes whole; an exception alone would forget what it was built with."""
@@ -79,3 +83,9 @@ class CheckpointError(BurnishError):
 
 class LaunchError(BurnishError):
     """The processes of a run could not be started."""
+
+
+def revived(told: Mapping[str, str]) -> BurnishError:
+    """The error that another process told as JSON; of a config's problems the text alone."""
+    kinds = {kind.__name__: kind for kind in (DataError, StorageError, CheckpointError, LaunchError)}
+    return kinds.get(told["kind"], BurnishError)(told["where"], told["problem"], fix=told["fix"])

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
-from burnish.assemble import build_checkpointer, build_run, open_train, require_valid, require_writable
+from burnish.assemble.data import open_train
+from burnish.assemble.model import require_valid
+from burnish.assemble.run import build_checkpointer, build_run, require_writable
+from burnish.backends.comm import alone, joined
 from burnish.config import SFTConfig, load_config
 from burnish.errors import CheckpointError, ConfigError, DataError
 from burnish.models.load import read_card
@@ -37,7 +40,7 @@ def test_each_source_has_a_loss_of_its_own_also_where_names_are_alike(tmp_path, 
     file = write_jsonl(tmp_path / "rows.jsonl", [chat("a", "b")] * 4)
     options = {"train_datasets": [str(file)] * 2, "train_dataset_splits": ["train[:1]", "train[1:]"], "batch_size": 4}
     run = SFTConfig(model={"path": str(model_dir)}, num_workers=0, num_steps=1, **options)
-    with build_run(run, interrupted=lambda: False) as trainer:
+    with joined() as ranks, build_run(run, ranks=ranks, interrupted=lambda: False) as trainer:
         trainer.train()
     line = json.loads((tmp_path / "runs" / "sft" / "metrics.jsonl").read_text())
     assert [key for key in line if key.startswith("train/loss")] == [
@@ -60,7 +63,7 @@ def test_a_row_longer_than_the_positions_of_the_model_is_named(tmp_path, model_d
 
 def test_another_number_of_tokens_a_step_is_another_run(tmp_path):
     first, second = (
-        build_checkpointer(config(ckpt_path=str(tmp_path), num_steps=2, batch_tokens=tokens), [])
+        build_checkpointer(config(ckpt_path=str(tmp_path), num_steps=2, batch_tokens=tokens), [], alone())
         for tokens in (100, 200)
     )
     folder = first.save(CountingBackend(), step=1, state={})
@@ -75,10 +78,10 @@ def test_another_number_of_tokens_a_step_is_another_run(tmp_path):
 )
 def test_what_needs_a_gpu_is_refused_before_the_run_where_there_is_none(model_dir, monkeypatch, key, value):
     config = load_config(None, [f"model.path={model_dir}", "train_datasets=x", f"{key}={value}"])
-    monkeypatch.setattr("burnish.assemble.device_type", lambda: "cpu")
+    monkeypatch.setattr("burnish.assemble.model.device_type", lambda: "cpu")
     with pytest.raises(ConfigError) as error:
         require_valid(config)
     assert [problem.key for problem in error.value.problems] == [key]
     assert "there is no" in error.value.problems[0].message
-    monkeypatch.setattr("burnish.assemble.device_type", lambda: "cuda")
+    monkeypatch.setattr("burnish.assemble.model.device_type", lambda: "cuda")
     require_valid(config)

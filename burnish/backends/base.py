@@ -80,5 +80,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back the device and leave the process group."""
+        """End what only the backend used; the group is left by whoever joined it."""
         ...

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from burnish.assemble import cache_settings, require_valid
+from burnish.assemble.model import cache_settings, require_valid
 from burnish.backends.comm import device_type
 from burnish.bench.rows import draw_lengths, write_rows
 from burnish.bench.watch import Measured, Watch

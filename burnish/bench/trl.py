@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from burnish.assemble import build_stream, open_train, require_valid
+from burnish.assemble.data import build_stream, open_train
+from burnish.assemble.model import require_valid
 from burnish.bench.watch import Measured, Memory, clocks
 from burnish.config import SFTConfig, load_config
 from burnish.data.packing import Layout

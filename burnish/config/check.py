@@ -9,25 +9,16 @@ from operator import attrgetter, getitem
 from typing import Any
 
 from burnish.config.choices import Purpose
-from burnish.config.rules_data import data_rules, is_bucket
-from burnish.config.rules_devices import device_rules, environment_world
+from burnish.config.rules_data import data_rules
+from burnish.config.rules_devices import device_rules
 from burnish.config.rules_loop import loop_rules
 from burnish.config.run import Broken, SFTConfig
 from burnish.errors import Problem, without_secrets
 
 _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("strategy", "the Megatron backend", ("fsdp",)),
-    ("launcher", "launching on Ray", ("local",)),
-    ("placement.num_nodes", "running on several nodes", (1,)),
-    ("sequence_parallel_size", "sequence parallelism", (1,)),
-    ("model.lora.rank", "LoRA", (0,)),
     ("model.freeze", "freezing parts", ((),)),
-    ("model.router_aux_loss_coef", "the balancing loss", (0,)),
     ("optimizer_config.lr_by_part", "a learning rate for parts", ({},)),
-    ("fsdp_config.cpu_offload", "CPU offload", (False,)),
-    ("fsdp_config.fsdp_size", "sharding over ranks", (None, 1)),
-    ("fsdp_config.mixed_precision.param_dtype", "this format", (None,)),
-    ("fsdp_config.mixed_precision.reduce_dtype", "this format", ("float32",)),
     ("megatron_config.virtual_pipeline_model_parallel_size", "interleaving", (None,)),
     ("megatron_config.cpu", "Megatron on a CPU", (False,)),
     ("images", "reading images late", ("pixels",)),
@@ -37,7 +28,6 @@ _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("logger", "this tracker", ((), ("console",))),
     ("tags", "a tracker that keeps tags", ((),)),
     ("project_name", "a tracker that knows projects", ("burnish",)),
-    ("shutdown_grace_seconds", "a launcher that waits for its ranks", (600,)),
     ("dummy_run_full_ctx", "the dummy run", (False,)),
 )
 """Key, feature, and the values that do not ask for it."""
@@ -55,27 +45,17 @@ def find_problems(
     """
     variables = os.environ if environment is None else environment
     rules = (data_rules(config, purpose), loop_rules(config, purpose), device_rules(config, variables))
-    broken = dict.fromkeys(chain(*rules, _refusals(config, purpose, variables)))
+    broken = dict.fromkeys(chain(*rules, _refusals(config)))
     # A URI may hold a password, and problems are shown.
     plain = json.loads(without_secrets(json.dumps(config.to_plain())))
     return [Problem(key, reduce(getitem, key.split("."), plain), message, fix) for key, message, fix in broken]
 
 
-def _refusals(config: SFTConfig, purpose: Purpose, variables: Mapping[str, str]) -> Iterator[Broken]:
-    """What ``config``, or the environment, asks for and is not there yet."""
+def _refusals(config: SFTConfig) -> Iterator[Broken]:
+    """What ``config`` asks for and is not there yet."""
     for key, feature, neutral in _MISSING:
-        built = key == "launcher" and purpose is Purpose.TOKENIZE
-        if not built and attrgetter(key)(config) not in neutral:
+        if attrgetter(key)(config) not in neutral:
             yield _refusal(key, feature)
-    if "placement.num_gpus_per_node" in config.explicit_keys and config.placement.num_gpus_per_node > 1:
-        yield _refusal("placement.num_gpus_per_node", "running on several GPUs")
-    for key in ("ckpt_path", "resume_from", "export_path"):
-        if is_bucket(dict(config)[key]):
-            yield _refusal(key, "saving to object storage")
-    world = environment_world(variables)
-    if world is not None:
-        message = f"the environment makes this one of {world} processes; running as several is not built yet"
-        yield "placement", message, "start one process, without torchrun or srun"
 
 
 def _refusal(key: str, feature: str) -> Broken:

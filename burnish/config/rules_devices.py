@@ -11,8 +11,18 @@ def device_rules(config: SFTConfig, variables: Mapping[str, str]) -> Iterator[Br
     """The rules on placement and parallel sizes that ``config`` breaks under these environment ``variables``."""
     started = environment_world(variables)
     yield from _placement(config, started)
-    world = started or config.placement.num_nodes * config.placement.num_gpus_per_node
-    yield from _megatron(config, world) if config.strategy == "megatron" else _fsdp(config, world)
+    world = started
+    if "placement.num_gpus_per_node" in config.explicit_keys:
+        world = world or config.placement.num_nodes * config.placement.num_gpus_per_node
+    if world is not None:
+        yield from parallel_rules(config, world)
+    if config.strategy == "megatron":
+        yield from _megatron(config)
+
+
+def parallel_rules(config: SFTConfig, world: int) -> Iterator[Broken]:
+    """The rules between ``world``, the number of processes, and what shares them, that ``config`` breaks."""
+    yield from _megatron_world(config, world) if config.strategy == "megatron" else _fsdp_world(config, world)
 
 
 def environment_world(variables: Mapping[str, str]) -> int | None:
@@ -35,7 +45,7 @@ def _placement(config: SFTConfig, started: int | None) -> Iterator[Broken]:
         yield "placement.num_nodes", "launcher=local starts processes on this machine only", fix
 
 
-def _fsdp(config: SFTConfig, world: int) -> Iterator[Broken]:
+def _fsdp_world(config: SFTConfig, world: int) -> Iterator[Broken]:
     sizes = {
         "sequence_parallel_size": config.sequence_parallel_size,
         "fsdp_config.fsdp_size": config.fsdp_config.fsdp_size or 1,
@@ -45,13 +55,10 @@ def _fsdp(config: SFTConfig, world: int) -> Iterator[Broken]:
             yield key, f"does not divide the {world} processes of the run", "give a divisor of that"
 
 
-def _megatron(config: SFTConfig, world: int) -> Iterator[Broken]:
+def _megatron_world(config: SFTConfig, world: int) -> Iterator[Broken]:
     keys = config.megatron_config
     tensor, pipeline = keys.tensor_model_parallel_size, keys.pipeline_model_parallel_size
     context = keys.context_parallel_size
-    if config.sequence_parallel_size != 1:
-        fix = "leave it out; Megatron's own are megatron_config.context_parallel_size and .sequence_parallel_size"
-        yield "sequence_parallel_size", "is for FSDP only", fix
     if world % (tensor * pipeline * context):
         message = f"tensor {tensor} * pipeline {pipeline} * context {context} does not divide {world} processes"
         fix = "change the sizes, or placement, so that it does"
@@ -59,6 +66,14 @@ def _megatron(config: SFTConfig, world: int) -> Iterator[Broken]:
     elif world // pipeline % keys.expert_model_parallel_size:
         message = f"does not divide the {world // pipeline} processes of a pipeline stage"
         yield "megatron_config.expert_model_parallel_size", message, "give a divisor of that"
+
+
+def _megatron(config: SFTConfig) -> Iterator[Broken]:
+    keys = config.megatron_config
+    tensor, pipeline = keys.tensor_model_parallel_size, keys.pipeline_model_parallel_size
+    if config.sequence_parallel_size != 1:
+        fix = "leave it out; Megatron's own are megatron_config.context_parallel_size and .sequence_parallel_size"
+        yield "sequence_parallel_size", "is for FSDP only", fix
     if keys.sequence_parallel_size not in (1, tensor):
         message = f"is neither 1 nor tensor_model_parallel_size={tensor}"
         yield "megatron_config.sequence_parallel_size", message, f"write 1 or {tensor}"

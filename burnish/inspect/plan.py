@@ -6,18 +6,11 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
-from burnish.assemble import (
-    build_callbacks,
-    build_checkpointer,
-    build_stream,
-    count_steps,
-    find_start,
-    model_card,
-    model_problems,
-    open_source,
-)
+from burnish.assemble.data import build_stream, count_steps, open_source
+from burnish.assemble.model import model_card, model_problems, plan_layout, planned_world
+from burnish.assemble.run import build_callbacks, build_checkpointer, find_start
+from burnish.backends.comm import alone
 from burnish.config import SFTConfig, find_problems
-from burnish.data.packing import Layout
 from burnish.data.store import Store, StoreReport
 from burnish.data.stream import BatchStream
 from burnish.errors import BurnishError, ConfigError, Problem
@@ -84,9 +77,11 @@ def check(config: SFTConfig) -> CheckReport:
     if problems:
         return CheckReport(problems=tuple(problems))
     with _noted(problems, "resume_from", config.resume_from):
-        find_start(config, build_checkpointer(config, stores))
+        find_start(config, build_checkpointer(config, stores, alone()))
     with _noted(problems, "sampler_class_path", config.sampler_class_path):
-        stream = build_stream(config, card, stores, layout=Layout())
+        stream = build_stream(
+            config, card, stores, layout=plan_layout(config, rank=0, world_size=planned_world(config))
+        )
     if problems:
         return CheckReport(problems=tuple(problems))
     tokens_per_step, packing_efficiency = _look_at(stream)

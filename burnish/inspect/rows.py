@@ -13,7 +13,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.text import Text
 
-from burnish.assemble import cache_settings, open_train, require_valid
+from burnish.assemble.data import open_train
+from burnish.assemble.model import cache_settings, require_valid
 from burnish.config import SFTConfig
 from burnish.data.example import Example
 from burnish.data.mixture import Mixture

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from burnish.assemble import build_run
+from burnish.assemble.run import build_run
+from burnish.backends.comm import joined
 from burnish.config import SFTConfig
 from burnish.log import get_logger
 from burnish.train.progress import Progress
@@ -35,7 +36,11 @@ class Outcome:
 def run(config: SFTConfig) -> Outcome:
     """Train what ``config`` says, to its end or to a signal."""
     stop = StopSignal()
-    with build_run(config, interrupted=lambda: stop.number != 0) as trainer, _heeded(stop):
+    with (
+        joined() as ranks,
+        build_run(config, ranks=ranks, interrupted=lambda: stop.number != 0) as trainer,
+        _heeded(stop),
+    ):
         progress = trainer.train()
     unfinished = stop.number and progress.step < trainer.num_steps
     if unfinished:

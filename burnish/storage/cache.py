@@ -30,6 +30,8 @@ _SECONDS_TO_LOCK = 60.0
 """A private folder is locked long before it is this old."""
 _locks: list[FileLock] = []
 """Of this process's private folders, held until it ends."""
+_shared: list[Path] = []
+"""The one private folder of all processes of a run on this node, if they are several."""
 _SILENT_SECONDS = 1.0
 """Whoever waits longer for another process says so."""
 
@@ -42,7 +44,7 @@ class Caching(TypedDict):
     force_recache: bool
     """Fetch and work out anew what is there."""
     disable_cache: bool
-    """Use folders of this process alone, removed when it exits."""
+    """Use folders of this run alone on each node, removed when it exits."""
 
 
 def cache_root(cache_dir: str | Path | None) -> Path:
@@ -54,8 +56,15 @@ def cache_root(cache_dir: str | Path | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "burnish"
 
 
+def share_private_folder(folder: Path) -> None:
+    """From now on, :func:`private_folder` is ``folder``, which another process of this node made and will remove."""
+    _shared[:] = [folder]
+
+
 def private_folder() -> Path:
     """A new folder for this process alone, removed when it exits; those that killed processes left are removed too."""
+    if _shared:
+        return _shared[0]
     for other in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*"):
         with suppress(OSError, Timeout):  # another user's, gone already, or in use
             if time.time() - (other / _IN_USE).stat().st_mtime > _SECONDS_TO_LOCK:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.backends.base import Backend, StepResult
+from burnish.backends.comm import Ranks
 from burnish.data.batch import Batch
 from burnish.data.stream import BatchStream
 from burnish.errors import DataError
@@ -42,6 +43,7 @@ class Trainer:
     def __init__(
         self,
         *,
+        ranks: Ranks,
         backend: Backend,
         stream: BatchStream,
         num_steps: int,
@@ -58,6 +60,7 @@ class Trainer:
         progress: Progress,
         interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._ranks = ranks
         self._backend = backend
         self._stream = stream
         self.num_steps = num_steps
@@ -95,6 +98,7 @@ class Trainer:
         """One optimizer step, and all that is due after it. Returns whether it was the last."""
         started = time.perf_counter()
         self._callbacks.call(Callback.on_step_begin, self.progress)
+        self._require_same_rows(batch)
         result = self._backend.train_step(batch)
         self._advance(batch, result)
         timings = {"step": data_wait + time.perf_counter() - started, "data_wait": data_wait}
@@ -104,12 +108,14 @@ class Trainer:
 
         requests, step = self._callbacks.requests, self.progress.step
         gave_up = self.progress.bad_steps >= self._max_bad_steps
-        cut_short = gave_up or (self._interrupted() and step < self.num_steps)
+        interrupted = self._agree(interrupted=self._interrupted())
+        cut_short = gave_up or (interrupted and step < self.num_steps)
         last = requests.stop or cut_short or step == self.num_steps
         evaluation: dict[str, float] = {}
         if requests.evaluate or self._eval_at.due(step, last=last and not cut_short):
             requests.evaluate = False
             timings["eval"] = self._clock(lambda: evaluation.update(self._evaluate()))
+            self._agree(interrupted=False)
         # After the evaluation: a callback may stop at its loss, or save the best, and is saved with what it saw.
         last = last or requests.stop
         if requests.save or self._save_at.due(step, last=last):
@@ -123,6 +129,21 @@ class Trainer:
         if gave_up:
             self._give_up()
         return last
+
+    def _require_same_rows(self, batch: Batch) -> None:
+        if not self._ranks.same(repr(batch.row_numbers)):
+            raise DataError(
+                f"sampler, step {batch.step}",
+                "drew other rows on one rank than on another",
+                fix="draw from its arguments and a fixed seed alone",
+            )
+
+    def _agree(self, *, interrupted: bool) -> bool:
+        """Whether any rank is ``interrupted``; what a callback asks on one rank, it asks on all."""
+        asked = self._callbacks.requests
+        flags = (asked.save, asked.evaluate, asked.stop, interrupted)
+        asked.save, asked.evaluate, asked.stop, interrupted = self._ranks.any(flags)
+        return interrupted
 
     def _advance(self, batch: Batch, result: StepResult) -> None:
         self.progress.step += 1

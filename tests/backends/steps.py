@@ -1,13 +1,27 @@
 """Batches for backends, and the loop they are compared with: one row at a time, plain transformers and torch."""
 
+from contextlib import closing, contextmanager
+
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from burnish.backends.comm import joined
+from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.data.batch import Batch, collate
 from burnish.data.example import Example
 from burnish.data.packing import Layout, plan_bins, plan_micro_batches
+
+
+@contextmanager
+def opened(model_dir, *, device="cpu", **settings):
+    """A backend of one rank."""
+    with (
+        joined(device) as ranks,
+        closing(FsdpBackend(ranks=ranks, layout=Layout(), model_path=str(model_dir), **settings)) as backend,
+    ):
+        yield backend
 
 
 def example(ids, mask):

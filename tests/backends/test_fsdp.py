@@ -8,11 +8,10 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from burnish.backends.fsdp import shard
-from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.fsdp.tensor_files import TensorReader
 from burnish.config.choices import Schedule
 from burnish.errors import BurnishError, CheckpointError, ConfigError
-from tests.backends.steps import batch_of, draw, reference_run, summed_loss
+from tests.backends.steps import batch_of, draw, opened, reference_run, summed_loss
 from tests.models.families import tiny
 from tests.toys import save_model, save_tokenizer
 
@@ -21,12 +20,9 @@ STEPS = [draw(seed) for seed in range(4)]
 
 @contextmanager
 def open_backend(model_dir, **settings):
-    defaults = {"num_steps": 10, "num_sources": 2, "learning_rate": 1e-2, "eps": 1e-6, "device": "cpu"}
-    backend = FsdpBackend(model_path=str(model_dir), **{**defaults, **settings})
-    try:
+    defaults = {"num_steps": 10, "num_sources": 2, "learning_rate": 1e-2, "eps": 1e-6}
+    with opened(model_dir, **{**defaults, **settings}) as backend:
         yield backend
-    finally:
-        backend.close()
 
 
 def exported(backend, folder):
@@ -334,6 +330,6 @@ def test_a_model_that_cannot_share_rows_trains_alone(tmp_path):
 
 def test_a_failed_start_leaves_no_group_behind(tmp_path):
     save_model(tmp_path)
-    with pytest.raises(ConfigError, match=r"optimizer_config\.name"):
-        FsdpBackend(model_path=str(tmp_path), num_steps=1, device="cpu", optimizer="sgd")
+    with pytest.raises(ConfigError, match=r"optimizer_config\.name"), open_backend(tmp_path, optimizer="sgd"):
+        pass
     assert not dist.is_initialized()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from burnish import SFTConfig
-from burnish.assemble import build_sampler
+from burnish.assemble.data import build_sampler
 from burnish.config import find_problems
 from burnish.data.mixture import Mixture
 from burnish.data.samplers import DataMixingSampler

@@ -5,9 +5,8 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.models.attention import Segments
-from tests.backends.steps import batch_of, draw
+from tests.backends.steps import batch_of, draw, opened
 from tests.toys import save_model
 
 IDS = torch.arange(3, 23)[None]
@@ -16,17 +15,16 @@ IDS = torch.arange(3, 23)[None]
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_after_reload_equal_the_trained_model(tied, tmp_path):
     base = save_model(tmp_path / "base", tied=tied)
-    backend = FsdpBackend(model_path=str(base), num_steps=2, num_sources=2, learning_rate=1e-2, device="cpu")
-    for step in (1, 2):
-        backend.train_step(batch_of(draw(step), step=step))
-    with torch.no_grad():
-        segments = Segments.whole(1, length=IDS.shape[1])
-        backend._model.eval()
-        trained = backend._model.native_logits(
-            IDS, position_ids=torch.from_numpy(segments.positions()), segments=segments
-        )
-    backend.export(tmp_path / "export")
-    backend.close()
+    with opened(base, num_steps=2, num_sources=2, learning_rate=1e-2) as backend:
+        for step in (1, 2):
+            backend.train_step(batch_of(draw(step), step=step))
+        with torch.no_grad():
+            segments = Segments.whole(1, length=IDS.shape[1])
+            backend._model.eval()
+            trained = backend._model.native_logits(
+                IDS, position_ids=torch.from_numpy(segments.positions()), segments=segments
+            )
+        backend.export(tmp_path / "export")
 
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "export", output_loading_info=True)
     assert not report["missing_keys"]

@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.errors import ConfigError
+from tests.backends.steps import opened
 from tests.toys import T3, save_model
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<new>yo"}]
@@ -31,9 +31,8 @@ def test_an_export_tokenizes_as_training_did(base, template, tmp_path):
     trained_with = AutoTokenizer.from_pretrained(base)
     trained_with.chat_template = template or trained_with.chat_template
     expected = trained_with.apply_chat_template(CHAT, return_dict=False)
-    backend = FsdpBackend(model_path=str(base), num_steps=1, chat_template=template, device="cpu")
-    backend.export(tmp_path / "export")
-    backend.close()
+    with opened(base, num_steps=1, chat_template=template) as backend:
+        backend.export(tmp_path / "export")
 
     exported = AutoTokenizer.from_pretrained(tmp_path / "export")
     assert exported.apply_chat_template(CHAT, return_dict=False) == expected
@@ -45,5 +44,5 @@ def test_an_export_tokenizes_as_training_did(base, template, tmp_path):
 
 def test_a_base_that_cannot_be_saved_is_found_at_the_start(base):
     (base / "generation_config.json").write_text(json.dumps({"num_return_sequences": 3}))
-    with pytest.raises(ConfigError, match="num_return_sequences"):
-        FsdpBackend(model_path=str(base), num_steps=1, device="cpu")
+    with pytest.raises(ConfigError, match="num_return_sequences"), opened(base, num_steps=1):
+        pass

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.models.attention import Segments, segment_attention
 from burnish.models.kernels import Demand, Kernel, choose_kernel
-from tests.backends.steps import batch_of, draw
+from tests.backends.steps import batch_of, draw, opened
 from tests.models.families import tiny
 from tests.toys import save_tokenizer
 
@@ -57,15 +56,7 @@ def test_steps_equal_those_of_a_cpu(tmp_path, settings):
     save_tokenizer(tmp_path)
     losses = {}
     for device, own in (("cpu", {}), ("cuda", settings)):
-        backend = FsdpBackend(
-            model_path=str(tmp_path),
-            num_steps=4,
-            num_sources=2,
-            learning_rate=1e-3,
-            device=device,
-            dtype="float32",
-            **own,
-        )
-        losses[device] = [backend.train_step(batch_of(draw(seed), step=seed + 1)).loss for seed in range(4)]
-        backend.close()
+        settings = {"num_steps": 4, "num_sources": 2, "learning_rate": 1e-3, "dtype": "float32", **own}
+        with opened(tmp_path, device=device, **settings) as backend:
+            losses[device] = [backend.train_step(batch_of(draw(seed), step=seed + 1)).loss for seed in range(4)]
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-3)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from burnish.backends.base import StepResult
+from burnish.backends.comm import alone
 from burnish.data.example import Example
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, plan_micro_batches
@@ -164,6 +165,7 @@ def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, 
     }
     metrics = StepMetrics(["list"], stream.draws_per_epoch, 1, lambda lengths, targets: 1.0, None)
     trainer = Trainer(
+        ranks=alone(),
         backend=backend,
         stream=stream,
         checkpointer=checkpointer,

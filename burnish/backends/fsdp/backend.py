@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from burnish.backends.base import StepResult
-from burnish.backends.comm import join, leave, sum_over_ranks
+from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.shard import shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
 from burnish.backends.optimizer import build_optimizer, optimizer_tensors
@@ -45,12 +45,13 @@ class FsdpBackend:
     Making one loads the model, spreads it and tries it out.
 
     Args:
+        ranks: the group; left by whoever joined it, after ``close``.
+        layout: of the plans it will be given; ranks of one ``data_rank`` share its rows.
         model_path: folder or hub id.
         num_steps: horizon of the schedule.
         num_sources: sources the loss is told apart by.
         seed: of dropout.
         dtype: ``bfloat16`` or ``float32`` compute; by default the first on a GPU, the second on a CPU.
-        device: ``cuda`` or ``cpu``; by default a GPU where there is one.
         trust_remote_code: run code that comes with the model.
         chat_template: text that replaces the tokenizer's in exports.
         share_rows: whether rows may hold several segments.
@@ -76,12 +77,13 @@ class FsdpBackend:
     def __init__(
         self,
         *,
+        ranks: Ranks,
+        layout: Layout,
         model_path: str,
         num_steps: int,
         num_sources: int = 1,
         seed: int = 42,
         dtype: str | None = None,
-        device: str | None = None,
         trust_remote_code: bool = False,
         chat_template: str | None = None,
         share_rows: bool = True,
@@ -107,7 +109,9 @@ class FsdpBackend:
             rate_of_step, schedule=schedule, lr=learning_rate, num_steps=num_steps, **shape
         )
         self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, max_grad_norm
-        self._ranks = join(device)
+        self._ranks, self.layout = ranks, layout
+        # A group of its own: the saving thread's messages must not mix with training's.
+        self._save_group = dist.new_group(backend="gloo")
         with ExitStack() as undo:
             undo.callback(self.close)
             self._dtype = _compute_dtype(dtype, self._ranks.device)
@@ -123,11 +127,6 @@ class FsdpBackend:
             )
             self._try_out(model_path, share_rows=share_rows)
             undo.pop_all()
-
-    @property
-    def layout(self) -> Layout:
-        """Every rank is a data rank; shapes are free."""
-        return Layout(data_rank=self._ranks.rank, data_size=self._ranks.world_size)
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +152,7 @@ class FsdpBackend:
             (loss / max(1, batch.num_targets)).backward()
             sums += by_source
         counts = target_counts(batch, num_sources=self._num_sources)
-        totals = sum_over_ranks([*sums.tolist(), *counts.tolist()], ranks=self._ranks)
+        totals = self._ranks.sum([*sums.tolist(), *counts.tolist()])
         loss_sums = totals[: self._num_sources]
         forward_backward = perf_counter() - began
         lr = self._rate(batch.step)
@@ -184,7 +183,7 @@ class FsdpBackend:
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
         for inputs in inputs_ahead(batch.micro_batches, device=self._ranks.device):
             total += self._model(**inputs)[0]
-        return sum_over_ranks([total.item()], ranks=self._ranks)[0], batch.num_targets
+        return self._ranks.sum([total.item()])[0], batch.num_targets
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> list[list[int]]:
@@ -220,11 +219,11 @@ class FsdpBackend:
             export_folder(
                 folder, model=self._model.model, weights=weights, dtype=self._dtype, tokenizer=self._tokenizer
             )
-        dist.barrier(group=self._save_group)
+        self._ranks.gather(None)
 
     def close(self) -> None:
-        """Give back the device and leave the process group."""
-        leave(self._ranks)
+        """End what only the backend used."""
+        dist.destroy_process_group(self._save_group)
 
     def _attend(self, model: Any, attention: str, *, compiled: bool) -> None:
         demand = Demand.of(model.config.get_text_config(), device_type=self._ranks.device.type, dtype=self._dtype)
@@ -240,8 +239,6 @@ class FsdpBackend:
             dtype=self._dtype,
             **settings,
         )
-        # A group of its own: the saving thread's messages must not mix with training's.
-        self._save_group = dist.new_group(backend="gloo")
         self._parameters = {name.removeprefix("model."): p for name, p in self._model.named_parameters()}
 
     def _try_out(self, model_path: str, *, share_rows: bool) -> None:
@@ -261,7 +258,7 @@ class FsdpBackend:
             )
 
     def _seed_dropout(self, step: int, micro_batch: int) -> None:
-        entropy = np.random.SeedSequence([self._seed, step, self._ranks.rank, micro_batch])
+        entropy = np.random.SeedSequence([self._seed, step, self.layout.data_rank, micro_batch])
         torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
 
     def _clipped_norm(self) -> float:

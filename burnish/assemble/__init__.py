@@ -1,0 +1,1 @@
+"""Config in, parts out: below the API and the command line, the only reader of an ``SFTConfig``."""
