@@ -1,11 +1,10 @@
 """The rules between a config, its model and this machine, and what tokenizes its rows."""
 
 import os
-from operator import attrgetter
 
 from burnish.backends.comm import device_count, device_type
 from burnish.config import Purpose, SFTConfig, find_problems
-from burnish.config.rules_devices import environment_world, parallel_rules
+from burnish.config.rules_devices import planned_world
 from burnish.data.packing import Layout
 from burnish.data.tokenize import TokenizerSettings
 from burnish.errors import ConfigError, Problem
@@ -19,7 +18,7 @@ def require_valid(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Mod
     Raises:
         ConfigError: with all broken rules at once.
     """
-    if problems := find_problems(config, purpose=purpose):
+    if problems := find_problems(config, purpose=purpose, num_devices=device_count()):
         raise ConfigError(problems)
     card = model_card(config)
     if problems := model_problems(config, card):
@@ -39,7 +38,11 @@ def model_card(config: SFTConfig) -> ModelCard:
 
 def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     """Rules between the config, the model and this machine."""
-    problems = _size_problems(config, card)
+    problems = []
+    share = config.sequence_parallel_size
+    if card.num_heads % share:
+        message, fix = f"does not divide the model's {card.num_heads} heads", "give a divisor of that"
+        problems.append(Problem("sequence_parallel_size", share, message, fix))
     attention, on_cpu = config.model.attention, device_type() == "cpu"
     if attention in ("flash", "flex") and on_cpu:
         problems.append(Problem("model.attention", attention, "needs a GPU, and there is none", "write auto"))
@@ -49,22 +52,6 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     if config.max_length and card.max_position_embeddings and config.max_length > card.max_position_embeddings:
         fix = f"at most {card.max_position_embeddings}"
         problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))
-    return problems
-
-
-def _size_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
-    """Rules between parallel sizes, the heads of the model and the GPUs of this machine."""
-    world, asked, share = planned_world(config), config.placement.num_gpus_per_node, config.sequence_parallel_size
-    problems = [
-        Problem(key, attrgetter(key)(config), message, fix) for key, message, fix in parallel_rules(config, world)
-    ]
-    explicit = "placement.num_gpus_per_node" in config.explicit_keys
-    if explicit and config.launcher == "local" and not environment_world(os.environ) and 0 < device_count() < asked:
-        fix = f"at most {device_count()}"
-        problems.append(Problem("placement.num_gpus_per_node", asked, "is more GPUs than this machine has", fix))
-    if card.num_heads % share:
-        message, fix = f"does not divide the model's {card.num_heads} heads", "give a divisor of that"
-        problems.append(Problem("sequence_parallel_size", share, message, fix))
     return problems
 
 
@@ -90,15 +77,9 @@ def cache_settings(config: SFTConfig) -> Caching:
     }
 
 
-def planned_world(config: SFTConfig) -> int:
+def world_size(config: SFTConfig) -> int:
     """Processes of the run: those that the environment has started, else those of ``placement``."""
-    return environment_world(os.environ) or config.placement.num_nodes * processes_per_node(config)
-
-
-def processes_per_node(config: SFTConfig) -> int:
-    """Those asked for; left unset, as many as there are GPUs, up to the default, and 1 on a machine without any."""
-    asked = config.placement.num_gpus_per_node
-    return asked if "placement.num_gpus_per_node" in config.explicit_keys else max(1, min(asked, device_count()))
+    return planned_world(config, os.environ, num_devices=device_count())
 
 
 def plan_layout(config: SFTConfig, *, rank: int, world_size: int) -> Layout:

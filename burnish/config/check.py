@@ -34,7 +34,11 @@ _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 
 
 def find_problems(
-    config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN, environment: Mapping[str, str] | None = None
+    config: SFTConfig,
+    *,
+    purpose: Purpose = Purpose.TRAIN,
+    environment: Mapping[str, str] | None = None,
+    num_devices: int = 0,
 ) -> list[Problem]:
     """Every rule that ``config`` breaks, then every key that asks for a feature that is not built yet.
 
@@ -42,9 +46,14 @@ def find_problems(
         config: what was read.
         purpose: training, evaluating and tokenizing need different data.
         environment: variables that torchrun and SLURM set; none is those of this process.
+        num_devices: GPUs of this machine.
     """
     variables = os.environ if environment is None else environment
-    rules = (data_rules(config, purpose), loop_rules(config, purpose), device_rules(config, variables))
+    rules = (
+        data_rules(config, purpose),
+        loop_rules(config, purpose),
+        device_rules(config, variables, num_devices=num_devices),
+    )
     broken = dict.fromkeys(chain(*rules, _refusals(config)))
     # A URI may hold a password, and problems are shown.
     plain = json.loads(without_secrets(json.dumps(config.to_plain())))

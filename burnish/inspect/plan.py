@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any
 
 from burnish.assemble.data import build_stream, count_steps, open_source
-from burnish.assemble.model import model_card, model_problems, plan_layout, planned_world
+from burnish.assemble.model import model_card, model_problems, plan_layout, world_size
 from burnish.assemble.run import build_callbacks, build_checkpointer, find_start
-from burnish.backends.comm import alone
+from burnish.backends.comm import alone, device_count
 from burnish.config import SFTConfig, find_problems
 from burnish.data.store import Store, StoreReport
 from burnish.data.stream import BatchStream
@@ -54,7 +54,7 @@ class CheckReport:
 
 def check(config: SFTConfig) -> CheckReport:
     """Find every problem of ``config``, its model and its data; with none, say what the run would do."""
-    problems = find_problems(config)
+    problems = find_problems(config, num_devices=device_count())
     try:
         card = model_card(config)
     except ConfigError as error:
@@ -79,9 +79,7 @@ def check(config: SFTConfig) -> CheckReport:
     with _noted(problems, "resume_from", config.resume_from):
         find_start(config, build_checkpointer(config, stores, alone()))
     with _noted(problems, "sampler_class_path", config.sampler_class_path):
-        stream = build_stream(
-            config, card, stores, layout=plan_layout(config, rank=0, world_size=planned_world(config))
-        )
+        stream = build_stream(config, card, stores, layout=plan_layout(config, rank=0, world_size=world_size(config)))
     if problems:
         return CheckReport(problems=tuple(problems))
     tokens_per_step, packing_efficiency = _look_at(stream)

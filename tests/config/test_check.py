@@ -1,11 +1,12 @@
 import pytest
 
 from burnish.config import Purpose, find_problems, load_config
+from burnish.config.rules_devices import planned_world
 from tests.config.configs import WORDS, broken, load, refused
 
 _NONE_GIVEN = ("model.path=m",)
 _CUSTOM = ("sampler=custom", "sampler_class_path=my.Sampler")
-_MEGATRON = ("strategy=megatron",)
+_MEGATRON = ("strategy=megatron", "placement.num_gpus_per_node=4")
 
 
 def test_a_plain_config_breaks_no_rule():
@@ -55,8 +56,16 @@ def test_a_plain_config_breaks_no_rule():
         (("log_dir=s3://b/c",), "log_dir", "must be a local folder"),
         (("run_name=",), "run_name", "cannot name a folder"),
         (("run_name=../x",), "run_name", "cannot name a folder"),
-        (("sequence_parallel_size=3",), "sequence_parallel_size", "does not divide the 4 processes"),
-        (("fsdp_config.fsdp_size=3",), "fsdp_config.fsdp_size", "does not divide the 4 processes"),
+        (
+            ("sequence_parallel_size=3", "placement.num_gpus_per_node=4"),
+            "sequence_parallel_size",
+            "does not divide the 4 processes",
+        ),
+        (
+            ("fsdp_config.fsdp_size=3", "placement.num_gpus_per_node=4"),
+            "fsdp_config.fsdp_size",
+            "does not divide the 4 processes",
+        ),
         (("dummy_run_full_ctx=true",), "dummy_run_full_ctx", "needs max_length"),
     ],
 )
@@ -119,21 +128,8 @@ def test_megatron_sizes_that_fit_are_only_refused():
     "word",
     [
         "strategy=megatron",
-        "launcher=ray",
-        "placement.num_nodes=2",
-        "placement.num_gpus_per_node=4",
-        "sequence_parallel_size=2",
-        "model.lora.rank=8",
-        "fsdp_config.cpu_offload=true",
-        "fsdp_config.fsdp_size=2",
-        "fsdp_config.mixed_precision.param_dtype=bfloat16",
-        "fsdp_config.mixed_precision.reduce_dtype=bfloat16",
-        "ckpt_path=s3://b/c",
-        "export_path=gs://b/c",
-        "resume_from=s3://b/c/global_step_5",
         "model.freeze=vision",
         "optimizer_config.lr_by_part={vision: 1e-6}",
-        "model.router_aux_loss_coef=0.01",
         "images=lazy",
         "eval_generate.prompts=[hello]",
         "torch_profiler_config={wait: 1}",
@@ -156,14 +152,19 @@ def test_what_is_not_built_yet_is_refused_by_name(word):
     [
         "strategy=fsdp",
         "launcher=local",
+        "launcher=ray",
         "placement.num_nodes=1",
         "placement.num_gpus_per_node=1",
+        "placement.num_gpus_per_node=4",
         "sequence_parallel_size=1",
         "model.lora.rank=0",
+        "model.lora.rank=8",
+        "model.router_aux_loss_coef=0.01",
         "model.lora.alpha=32",
-        "fsdp_config.cpu_offload=false",
+        "fsdp_config.cpu_offload=true",
         "fsdp_config.fsdp_size=None",
         "fsdp_config.fsdp_size=1",
+        "fsdp_config.mixed_precision.param_dtype=bfloat16",
         "fsdp_config.activation_checkpointing=true",
         "fsdp_config.reshard_after_forward=false",
         "fsdp_config.mixed_precision.reduce_dtype=float32",
@@ -188,6 +189,9 @@ def test_what_is_not_built_yet_is_refused_by_name(word):
         "max_ckpts_to_keep=1",
         "ckpt_path=/c",
         "resume_from=/c/global_step_12/",
+        "ckpt_path=s3://b/c",
+        "export_path=gs://b/c",
+        "resume_from=s3://b/c/global_step_5",
         "callbacks=my.Callback",
         "train_dataset_weights=[2]",
         "run_name=a/b",
@@ -240,10 +244,9 @@ def test_each_purpose_needs_its_data(purpose, words, keys):
     "environment",
     [{"RANK": "0", "WORLD_SIZE": "2"}, {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}],
 )
-def test_being_a_rank_already_is_refused(environment):
-    found = broken(**environment)
-    assert set(found) == {"placement"}
-    assert "2 processes; running as several is not built yet" in found["placement"]
+def test_a_rank_already_needs_no_placement(environment):
+    assert broken(**environment) == {}
+    assert broken("placement.num_gpus_per_node=2", **environment) == {}
 
 
 def test_one_process_under_torchrun_passes():
@@ -263,13 +266,32 @@ def test_several_nodes_need_a_launcher_that_reaches_them():
 
 
 def test_the_environments_world_decides_what_divides():
-    config = load(*_MEGATRON, "megatron_config.tensor_model_parallel_size=8")
+    config = load("strategy=megatron", "megatron_config.tensor_model_parallel_size=8")
     environment = {"RANK": "0", "WORLD_SIZE": "16"}
     keys = {problem.key for problem in find_problems(config, environment=environment)}
-    assert keys == {"strategy", "placement"}
+    assert keys == {"strategy"}
 
 
 def test_rules_are_found_from_this_process_environment(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert [problem.key for problem in find_problems(load(*WORDS))] == ["placement"]
+    found = find_problems(load(*WORDS, "placement.num_gpus_per_node=3"))
+    assert [problem.key for problem in found] == ["placement.num_gpus_per_node"]
+
+
+@pytest.mark.parametrize(("num_devices", "processes"), [(0, 1), (1, 1), (2, 2), (8, 4)])
+def test_an_unset_placement_is_at_most_the_gpus_there_are(num_devices, processes):
+    config = load(*WORDS)
+    assert planned_world(config, {}, num_devices=num_devices) == processes
+    shared = load(*WORDS, "sequence_parallel_size=4")
+    found = find_problems(shared, environment={}, num_devices=num_devices)
+    assert [problem.message for problem in found] == [f"does not divide the {processes} processes of the run"] * (
+        processes < 4
+    )
+
+
+def test_more_processes_than_gpus_are_refused_but_not_where_there_are_none():
+    config = load(*WORDS, "placement.num_gpus_per_node=3")
+    assert find_problems(config, environment={}, num_devices=0) == []
+    (problem,) = find_problems(config, environment={}, num_devices=2)
+    assert (problem.key, problem.message) == ("placement.num_gpus_per_node", "this machine has 2")
