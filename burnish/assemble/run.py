@@ -195,9 +195,10 @@ def open_data(config: SFTConfig, card: ModelCard, ranks: Ranks) -> tuple[list[St
     opened = [*stores, *evals.values()]
     found = ranks.gather([platform.node(), *(store.fingerprint for store in opened)])
     for number, store in enumerate(opened, start=1):
-        others = sorted({node for node, *prints in found if prints[number - 1] != found[0][number]})
+        others = [rank for rank, (_, *prints) in enumerate(found) if prints[number - 1] != found[0][number]]
         if others:
-            problem = f"holds other rows on {', '.join(others)} than on {found[0][0]}"
+            first, other = found[0][0], found[others[0]][0]
+            problem = f"holds other rows on rank {others[0]} ({other}) than on rank 0 ({first})"
             raise DataError(store.name, problem, fix="copy it to every node anew, or put it into a bucket")
     return stores, evals
 

@@ -124,8 +124,9 @@ class Trainer:
         metrics = self._metrics.of(self.progress, batch=batch, result=result, timings=timings) | evaluation
         self._trackers.log(metrics, step=step)
         self._callbacks.call(Callback.on_log, self.progress, metrics=metrics)
-        self._checkpointer.poll()
+        # Only then may the checkpoint become complete: a run that is resumed from it does not export this step again.
         self._export(last=last and not cut_short)
+        self._checkpointer.poll()
         if gave_up:
             self._give_up()
         return last
@@ -152,11 +153,12 @@ class Trainer:
         self.progress.bad_steps = self.progress.bad_steps + 1 if result.skipped else 0
         if result.skipped:
             log.warning(
-                "step %d skipped: loss %s, gradient norm %s, on rows %s (look: burnish inspect rows row=N)",
+                "step %d skipped: loss %s, gradient norm %s, on rows %s (look: burnish inspect step %d)",
                 self.progress.step,
                 result.loss,
                 result.grad_norm,
                 ", ".join(map(str, batch.row_numbers)),
+                self.progress.step,
             )
 
     def _evaluate(self) -> dict[str, float]:

@@ -1,0 +1,131 @@
+"""A run on two ranks is killed at random, again and again; what is left at its end equals a run that nobody touched.
+
+The store and the checkpoints lie in a bucket. A moment anywhere between start and end is drawn, and with it the launcher
+or one of its ranks; SIGKILL ends it, and the rest has to end by itself. ``make test-chaos`` kills 20 times.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import torch
+from safetensors.torch import load_file
+
+from tests.runs.commands import environment, metrics
+from tests.storage.published import publish
+from tests.toys import row
+
+KILLS = int(os.environ.get("CHAOS_KILLS", "3"))
+STEPS, INTERVAL, SECONDS_A_STEP = 60, 4, 0.1
+END_SECONDS = 15
+"""A run whose rank is dead ends within these, by the issue's word."""
+SLOW = f"""
+import time
+from burnish.train.callbacks import Callback
+
+class Slow(Callback):
+    def on_step_begin(self, progress, requests):
+        time.sleep({SECONDS_A_STEP})
+"""
+
+
+def words(model_dir: Path, store: str, checkpoints: str) -> list[str]:
+    keys = {
+        "model.path": model_dir,
+        "pretokenized_dataset_paths": store,
+        "ckpt_path": checkpoints,
+        "ckpt_interval": INTERVAL,
+        "max_ckpts_to_keep": 2,
+        "export_path": "exports",
+        "hf_save_interval": 1000,
+        "resume_from": "latest",
+        "num_steps": STEPS,
+        "placement.num_gpus_per_node": 2,
+        "optimizer_config.lr": 1e-3,
+        "callbacks": "slow.Slow",
+    }
+    return [sys.executable, "-m", "burnish", "train", *(f"{key}={value}" for key, value in keys.items())]
+
+
+def begin(command: list[str], folder: Path, log: Path) -> psutil.Popen:
+    with log.open("w") as stream:
+        return psutil.Popen(command, cwd=folder, env=environment(folder), stdout=stream, stderr=subprocess.STDOUT)
+
+
+def complete_steps(bucket) -> list[int]:
+    keys = [key for key in bucket.keys("ck") if key.endswith("/COMPLETE")]
+    return sorted(int(key.split("/")[-2].removeprefix("global_step_")) for key in keys)
+
+
+def kill_one(process: psutil.Popen, chance: random.Random) -> str:
+    """SIGKILL the launcher or a rank; the rest of them is gone soon after. Returns who it was."""
+    family = [process, *process.children(recursive=True)]
+    ranks = [p for p in family if "RANK" in _variables(p)]
+    victim = chance.choice([process, *ranks])
+    who = f"rank {_variables(victim)['RANK']}" if victim in ranks else "the launcher"
+    with suppress(psutil.NoSuchProcess):
+        victim.send_signal(signal.SIGKILL)
+    process.wait(timeout=END_SECONDS)
+    _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
+    assert not alive, f"{who} was killed, and {len(alive)} processes went on"
+    return who
+
+
+def _variables(process: psutil.Process) -> dict[str, str]:
+    with suppress(psutil.Error):
+        return process.environ()
+    return {}
+
+
+def test_killed_at_random(s3_bucket, model_dir, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    shards = [[row([5 + n, 6, 7 + s, *range(8, 8 + n)], [0, 1, 1, *[1] * n]) for n in range(20)] for s in range(3)]
+    store = publish(s3_bucket, "tok", shards)
+    began = time.monotonic()
+    untouched = begin(words(model_dir, store, "checkpoints"), tmp_path, tmp_path / "untouched.log")
+    assert untouched.wait(timeout=300) == 0, (tmp_path / "untouched.log").read_text()
+    whole_seconds = time.monotonic() - began
+    (tmp_path / "exports").rename(tmp_path / "wanted")
+    wanted = metrics(tmp_path)
+
+    seed = int(os.environ.get("CHAOS_SEED", "0"))
+    chance, report, command = random.Random(seed), [], words(model_dir, store, s3_bucket.uri("ck"))
+    newest = 0
+    for number in range(KILLS):
+        log = tmp_path / f"{number}.log"
+        process = begin(command, tmp_path, log)
+        # From the first tenth on: before it there is nothing but imports.
+        moment = chance.uniform(0.1, 0.9) * whole_seconds
+        with suppress(psutil.TimeoutExpired):
+            assert process.wait(timeout=moment) == 0, log.read_text()
+            report.append(f"{number}: had ended before {moment:.1f} s")
+            continue
+        before = complete_steps(s3_bucket)
+        text = log.read_text()
+        resumed = int(found[1]) if (found := re.search(r"resumed after step (\d+) of", text)) else None
+        assert resumed is None or resumed >= newest, "no more is lost than what no checkpoint holds"
+        who = kill_one(process, chance)
+        after = complete_steps(s3_bucket)
+        assert set(before[-1:]) <= set(after), "the newest complete checkpoint stays"
+        newest = max(after, default=0)
+        report.append(f"{number}: {who} after {moment:.1f} s; complete: {after}")
+    process = begin(command, tmp_path, tmp_path / "last.log")
+    assert process.wait(timeout=300) == 0, (tmp_path / "last.log").read_text()
+    print("\n".join(["", f"{KILLS} kills, seed {seed}, a run of {whole_seconds:.1f} s:", *report]))
+
+    got = metrics(tmp_path)
+    for step in range(1, STEPS + 1):
+        assert got[step]["train/loss"] == wanted[step]["train/loss"], step
+    weights = [
+        load_file(tmp_path / name / f"global_step_{STEPS}" / "model.safetensors") for name in ("wanted", "exports")
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert complete_steps(s3_bucket) == [STEPS - INTERVAL, STEPS]
