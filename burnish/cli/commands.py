@@ -5,11 +5,12 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from burnish.config import Purpose, SFTConfig, load_config
+from burnish.config.read import is_assignment
 from burnish.config.values import read_whole
 from burnish.errors import ConfigError, Problem
 
@@ -23,7 +24,7 @@ class Request:
     first: str
     """What stands before the config where a command has such: a checkpoint, or what to inspect."""
     second: str
-    """RUN.yaml, or the store to inspect."""
+    """RUN.yaml, or the store or the step to inspect."""
     overrides: tuple[str, ...]
     """``key=value`` of config keys."""
     own: Mapping[str, str]
@@ -96,18 +97,43 @@ def tokenize(request: Request) -> int:
 
 
 def inspect(request: Request) -> int:
-    """Show rows or stats."""
+    """Show rows, the rows of a step, or stats."""
+    if request.first == "step":
+        return _inspect_step(request)
+    if request.as_json:
+        raise ConfigError([Problem("--json", True, "is for burnish inspect step", "leave it out")])
     if request.first == "stats":
         return _inspect_stats(request)
     if request.first != "rows":
         message = "not built yet" if request.first else "is missing"
-        raise ConfigError([Problem("inspect", request.first, message, "write burnish inspect rows, or stats")])
+        raise ConfigError([Problem("inspect", request.first, message, "write burnish inspect rows, step, or stats")])
     row, sample = request.whole("row"), request.whole("sample")
     html = request.local_path("html") if "html" in request.own else None
     config = request.config()
     from burnish.inspect.rows import show_rows
 
     show_rows(config, row=row, sample=sample, html=html)
+    return _DONE
+
+
+def _inspect_step(request: Request) -> int:
+    try:
+        step = read_whole(request.second)
+    except ValueError as error:
+        fix = "write its number, such as burnish inspect step 8"
+        raise ConfigError([Problem("inspect step", request.second, str(error), fix)]) from None
+    for key, value in request.own.items():
+        raise ConfigError([Problem(key, value, "is for burnish inspect rows", "leave it out")])
+    file = request.overrides[:1] if request.overrides and not is_assignment(request.overrides[0]) else ()
+    config = replace(request, second="".join(file), overrides=request.overrides[len(file) :]).config()
+    from burnish.inspect.step import trace_step
+
+    with _only_result_on_stdout():
+        trace = trace_step(config, step)
+    if request.as_json:
+        _print_json(trace.to_json())
+    else:
+        print(trace.to_text())
     return _DONE
 
 

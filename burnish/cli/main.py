@@ -48,11 +48,12 @@ COMMANDS = {
         own={"out": "folder to write; required"},
     ),
     "inspect": Command(
-        "show decoded rows, their trained tokens coloured (rows), or the manifest and histograms of a store (stats STORE); "
-        "packs, plan, step, memory are not built yet",
+        "show decoded rows, their trained tokens coloured (rows), where the rows of a step of the run stand (step N), or "
+        "the manifest and histograms of a store (stats STORE); packs, plan, memory are not built yet",
         commands.inspect,
-        first="rows|stats",
+        first="rows|step N|stats",
         own={"row": "number of the one row to show", "sample": "how many rows, drawn", "html": "page to write instead"},
+        has_json=True,
     ),
     "eval": Command(
         "evaluate model.path, with the weights of the checkpoint resume_from if one is given",

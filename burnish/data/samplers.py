@@ -48,6 +48,15 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
+class Seekable(Protocol):
+    """A sampler that needs no earlier draw to know a later one."""
+
+    def seek(self, drawn: int) -> None:
+        """Stand after the first ``drawn`` draws."""
+        ...
+
+
 class _CountingSampler:
     """Its state is how many rows it has drawn; ``draw`` gives the row of each draw, counted from 0."""
 
@@ -70,6 +79,10 @@ class _CountingSampler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._drawn = int(state["drawn"])
+
+    def seek(self, drawn: int) -> None:
+        """Stand after the first ``drawn`` draws."""
+        self._drawn = drawn
 
 
 class SequentialSampler(_CountingSampler):
@@ -138,6 +151,18 @@ class DataMixingSampler:
                 "sampler", f"the state is of {len(state['counts'])} sources, the data of {len(self._counts)}"
             )
         self._counts = [int(count) for count in state["counts"]]
+
+    def seek(self, drawn: int) -> None:
+        """Stand after the first ``drawn`` draws.
+
+        Only the last draws are gone through, about as many as the rarest source is drawn once in: from a start where
+        what is due soonest counts as drawn, the order runs into the true one when all that was open there is drawn.
+        """
+        total = sum(self._shares)
+        begin = max(0, drawn - total // min(self._shares) - 2)
+        self._counts = [share * begin // total for share in self._shares]
+        for number in (*[begin - 1] * (begin - sum(self._counts)), *range(begin, drawn)):
+            self._counts[self._source_at(number)] += 1
 
     def _source_at(self, number: int) -> int:
         """Of the sources behind their share, the one whose next draw is due first (Steiner and Yeomans 1993).

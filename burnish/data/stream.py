@@ -15,7 +15,7 @@ from burnish.data.batch import Batch, collate
 from burnish.data.example import IntArray
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, RankPlan, round_up
-from burnish.data.samplers import Sampler, SequentialSampler
+from burnish.data.samplers import Sampler, Seekable, SequentialSampler
 from burnish.errors import DataError
 
 Planner: TypeAlias = Callable[[IntArray], tuple[RankPlan, ...]]
@@ -131,6 +131,27 @@ class BatchStream:
         self._held = cursor["held"]
         self._sampler.load_state_dict(cursor["sampler"])
 
+    def seek(self, step: int) -> None:
+        """Continue after ``step`` steps from the first, undrawn: one of our samplers, and a fixed number of rows a step."""
+        steps_per_epoch = self.steps_per_epoch
+        assert steps_per_epoch is not None
+        assert isinstance(self._sampler, Seekable)
+        self._step, self._held = step, None
+        self._epoch, done = divmod(step, steps_per_epoch)
+        self._position = done * self._batch_size
+        self._sampler.seek(self._epoch * len(self._sampler) + self._position)
+
+    @property
+    def cursor(self) -> dict[str, Any]:
+        """Where it stands, JSON-ready; ``resume`` takes it."""
+        return {
+            "step": self._step,
+            "epoch": self._epoch,
+            "position": self._position,
+            "held": self._held,
+            "sampler": _snapshot(self._sampler.state_dict()),
+        }
+
     def draws(self) -> Iterator[Draw]:
         """The rows of each step from here on, unread."""
         empty_epochs = 0
@@ -189,14 +210,7 @@ class BatchStream:
         ends_epoch = self._position >= len(self._sampler)
         if ends_epoch:
             self._next_epoch()
-        cursor = {
-            "step": self._step,
-            "epoch": self._epoch,
-            "position": self._position,
-            "held": self._held,
-            "sampler": _snapshot(self._sampler.state_dict()),
-        }
-        return Draw(rows, step=self._step, ends_epoch=ends_epoch, cursor=cursor)
+        return Draw(rows, step=self._step, ends_epoch=ends_epoch, cursor=self.cursor)
 
     def _next_epoch(self) -> None:
         self._epoch += 1
