@@ -9,13 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from burnish.data.batch import IGNORE, Batch, MicroBatch
-from burnish.models.attention import Segments
+from burnish.models.attention import Exchange, Segments
 
 
-def inputs_ahead(micro_batches: Sequence[MicroBatch], *, device: torch.device) -> Iterator[dict[str, Any]]:
+def inputs_ahead(
+    micro_batches: Sequence[MicroBatch], *, device: torch.device, exchange: Exchange | None = None
+) -> Iterator[dict[str, Any]]:
     """What ``LossModel`` is called with for each; on a GPU the next is on its way while one is computed."""
     if device.type != "cuda":
-        yield from (model_inputs(micro_batch, device=device) for micro_batch in micro_batches)
+        yield from (model_inputs(micro_batch, device=device, exchange=exchange) for micro_batch in micro_batches)
         return
     way: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: dict[str, Any] | None = None
@@ -25,7 +27,7 @@ def inputs_ahead(micro_batches: Sequence[MicroBatch], *, device: torch.device) -
         arrived.record(way)
         if micro_batch is not None:
             with torch.cuda.stream(way):
-                ahead = model_inputs(micro_batch, device=device)
+                ahead = model_inputs(micro_batch, device=device, exchange=exchange)
         if now is not None:
             here = torch.cuda.current_stream(device)
             here.wait_event(arrived)
@@ -35,25 +37,31 @@ def inputs_ahead(micro_batches: Sequence[MicroBatch], *, device: torch.device) -
             yield now
 
 
-def model_inputs(micro_batch: MicroBatch, *, device: torch.device) -> dict[str, Any]:
-    """The keyword arguments of ``LossModel``: positions restart in each segment; targets are listed, not masked."""
-    segments = Segments.of(micro_batch.segment_ids)
-    targets = np.flatnonzero(micro_batch.labels != IGNORE)
+def model_inputs(micro_batch: MicroBatch, *, device: torch.device, exchange: Exchange | None = None) -> dict[str, Any]:
+    """The keyword arguments of ``LossModel``: positions restart in each segment; targets are listed, not masked.
+
+    With an ``exchange`` they are of the part of the rows that this rank holds, but for the segments.
+    """
+    segments = Segments.of(micro_batch.segment_ids, exchange)
+    held = _held(micro_batch, exchange)
+    labels = micro_batch.labels[:, held]
+    targets = np.flatnonzero(labels != IGNORE)
     arrays = {
-        "input_ids": micro_batch.input_ids,
-        "position_ids": segments.positions(),
+        "input_ids": micro_batch.input_ids[:, held],
+        "position_ids": segments.positions()[:, held],
         "target_positions": targets,
-        "target_ids": micro_batch.labels.reshape(-1)[targets],
-        "target_sources": micro_batch.segment_sources.reshape(-1)[targets].astype(np.int64),
+        "target_ids": labels.reshape(-1)[targets],
+        "target_sources": micro_batch.segment_sources[:, held].reshape(-1)[targets].astype(np.int64),
     }
     return {"segments": segments, **{name: _to_device(array, device) for name, array in arrays.items()}}
 
 
-def target_counts(batch: Batch, *, num_sources: int) -> NDArray[np.int64]:
-    """[num_sources]: this rank's targets of each source."""
+def target_counts(batch: Batch, *, num_sources: int, exchange: Exchange | None = None) -> NDArray[np.int64]:
+    """[num_sources]: the targets of each source that this rank holds."""
     counts = np.zeros(num_sources, np.int64)
     for micro_batch in batch.micro_batches:
-        sources = micro_batch.segment_sources[micro_batch.labels != IGNORE]
+        held = _held(micro_batch, exchange)
+        sources = micro_batch.segment_sources[:, held][micro_batch.labels[:, held] != IGNORE]
         counts += np.bincount(sources, minlength=num_sources)
     return counts
 
@@ -64,6 +72,11 @@ def memory_peak_gib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**30
     # Linux counts in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _held(micro_batch: MicroBatch, exchange: Exchange | None) -> slice:
+    """The tokens of each row that this rank holds."""
+    return slice(None) if exchange is None else exchange.part(micro_batch.input_ids.shape[1])
 
 
 def _to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -27,20 +27,43 @@ NAMES = {Kernel.SDPA: "burnish", Kernel.FLASH: "burnish_varlen", Kernel.FLEX: "b
 Span: TypeAlias = tuple[int, int]
 
 
+class Exchange(Protocol):
+    """Between ranks that hold a part each of the same rows."""
+
+    @property
+    def size(self) -> int:
+        """The number of these ranks."""
+        ...
+
+    def part(self, length: int) -> slice:
+        """The tokens of a row of ``length`` that this rank holds."""
+        ...
+
+    def whole_rows(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        """All heads of this rank's part of the rows -> some heads of the whole rows; shapes as in attention."""
+        ...
+
+    def own_part(self, output: Tensor) -> Tensor:
+        """Back: [rows, length, some heads, width] -> [rows, part of the length, heads, width]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Where each segment of a micro-batch begins and ends."""
+    """Where each segment of a micro-batch begins and ends, in whole rows."""
 
     rows: tuple[tuple[Span, ...], ...]
     """For each row, (start, stop) of its runs of equal segment ids; padding is a run like any other, so that the runs
     cover the row."""
     one_per_row: bool
     """Whether no row holds more than one segment, and each begins at 0: plain causal attention isolates them."""
+    exchange: Exchange | None = None
+    """With the ranks that hold the other parts of these rows; None where the rows are whole here."""
     made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     """What kernels need of them on their device; made by the first layer that asks."""
 
     @classmethod
-    def of(cls, segment_ids: NDArray[np.int32]) -> "Segments":
+    def of(cls, segment_ids: NDArray[np.int32], exchange: Exchange | None = None) -> "Segments":
         """The runs of ``segment_ids`` [rows, length]; 0 is padding."""
         rows = []
         for row in segment_ids:
@@ -49,7 +72,7 @@ class Segments:
         one_per_row = all(
             len(row) == 1 or (len(row) == 2 and ids[row[1][0]] == 0) for row, ids in zip(rows, segment_ids, strict=True)
         )
-        return cls(tuple(rows), one_per_row)
+        return cls(tuple(rows), one_per_row, exchange)
 
     @classmethod
     def whole(cls, num_rows: int, *, length: int) -> "Segments":
@@ -119,7 +142,7 @@ def segment_attention(
 
     Args:
         module: the attention layer, named when it asks for something that cannot be honoured.
-        query: [rows, heads, length, head width]
+        query: [rows, heads, length, head width]; of ``length`` this rank holds a part where it shares rows
         key: [rows, key heads, length, head width]
         value: as ``key``.
         attention_mask: must be None.
@@ -141,15 +164,36 @@ def segment_attention(
     _refuse_unknown(module, attention_mask, others)
     if dropout or (softcap is not None and kernel is Kernel.FLASH):
         kernel = Kernel.SDPA  # a layer may ask for what its config does not tell
+    attend = _inside(segments, kernel, dropout=dropout, scaling=scaling, window=sliding_window, softcap=softcap)
+    if segments.exchange is None:
+        return attend(query, key, value), None
+    output = attend(*segments.exchange.whole_rows(query, key, value))
+    return segments.exchange.own_part(output), None
+
+
+def _inside(
+    segments: Segments,
+    kernel: Kernel,
+    *,
+    dropout: float,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Attention of query, key and value inside ``segments`` of whole rows."""
     if kernel is Kernel.SDPA:
-        attend = partial(_each_alone, segments=segments, dropout=dropout, softcap=softcap)
-        return attend(query, key, value, scaling=scaling, window=sliding_window), None
-    if kernel is Kernel.FLASH:
+        settings: Any = {"dropout": dropout, "scaling": scaling, "window": window, "softcap": softcap}
+        return partial(_each_alone, segments=segments, **settings)
+
+    def by_flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         bounds = segments.once("bounds", lambda: segments.bounds(query.device))
-        attend = partial(flash, bounds=bounds, longest=segments.longest)
-        return attend(query, key, value, scaling=scaling, window=sliding_window), None
-    mask = segments.once(sliding_window, lambda: block_mask(segments.numbers(query.device), window=sliding_window))
-    return flex(query, key, value, mask=mask, scaling=scaling, softcap=softcap), None
+        return flash(query, key, value, bounds=bounds, longest=segments.longest, scaling=scaling, window=window)
+
+    def by_flex(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        mask = segments.once(window, lambda: block_mask(segments.numbers(query.device), window=window))
+        return flex(query, key, value, mask=mask, scaling=scaling, softcap=softcap)
+
+    return by_flash if kernel is Kernel.FLASH else by_flex
 
 
 def _each_alone(query: Tensor, key: Tensor, value: Tensor, *, segments: Segments, **settings: Any) -> Tensor:

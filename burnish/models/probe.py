@@ -3,13 +3,14 @@
 Each check returns what is wrong, or "". Its rule: a difference is measured against one that must exist.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from burnish.models.attention import Segments
+from burnish.models.attention import Exchange, Segments
 from burnish.models.loss import LossModel
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -54,6 +55,29 @@ def isolation_problem(model: LossModel, *, device: torch.device, dtype: torch.dt
     error = float(change[:, half:].norm() / change[:, :half].norm())
     if not error <= _tolerance(dtype):
         return f"other tokens in one segment change the logits of the next ({error:.1e} of the change of their own)"
+    return ""
+
+
+@torch.no_grad()
+def parts_problem(model: LossModel, exchange: Exchange, *, device: torch.device, dtype: torch.dtype) -> str:
+    """Why ranks must not hold a part each of this model's rows: it gives other logits then. All ranks try it together.
+
+    The rows' parts begin inside segments, so that whatever a layer should have carried over is missed.
+    """
+    length = LENGTH * exchange.size
+    first, second = _two_rows(model, device=device)
+    ids = torch.cat([first, second], 1).repeat(1, exchange.size)[:, :length]
+    whole = Segments.of(np.repeat(np.array([[1, 2]], np.int32), [5, length - 5], axis=1))
+    inputs, held = _inputs(whole, device=device), exchange.part(length)
+    expected = model.logits(ids, **inputs)[:, held]
+    own = model.logits(
+        ids[:, held], position_ids=inputs["position_ids"][:, held], segments=replace(whole, exchange=exchange)
+    )
+    error = float((own - expected).norm() / expected.norm())
+    if not error <= _tolerance(dtype):
+        return (
+            f"tokens of the row's other parts do not reach its logits as they should (off by {error:.1e} of their size)"
+        )
     return ""
 
 

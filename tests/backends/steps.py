@@ -15,13 +15,16 @@ from burnish.data.packing import Layout, plan_bins, plan_micro_batches
 
 
 @contextmanager
-def opened(model_dir, *, device="cpu", **settings):
-    """A backend of one rank."""
-    with (
-        joined(device) as ranks,
-        closing(FsdpBackend(ranks=ranks, layout=Layout(), model_path=str(model_dir), **settings)) as backend,
-    ):
-        yield backend
+def opened(model_dir, *, device="cpu", share=1, **settings):
+    """A backend of the ranks that the environment names, ``share`` of which hold a part each of the same rows."""
+    with joined(device) as ranks:
+        place = place_of(ranks.rank, ranks.world_size, share=share)
+        with closing(FsdpBackend(ranks=ranks, layout=place, model_path=str(model_dir), **settings)) as backend:
+            yield backend
+
+
+def place_of(rank, world_size, *, share=1):
+    return Layout(data_rank=rank // share, data_size=world_size // share, row_multiple=share)
 
 
 def example(ids, mask):
@@ -37,16 +40,16 @@ def draw(seed, *, count=5, vocabulary=96):
     return rows
 
 
-def batch_of(examples, *, step=1, layout="shared", micro_batch_size=2, ranks=1, rank=0):
-    """One step: ``shared`` rows, ``padded`` rows, or ``packed`` bins of 20 tokens."""
+def batch_of(examples, *, step=1, layout="shared", micro_batch_size=2, ranks=1, rank=0, place=None):
+    """One step: ``shared`` rows, ``padded`` rows, or ``packed`` bins of 20 tokens; the part of it at ``place``."""
     lengths = [len(e.input_ids) for e in examples]
-    place = Layout(data_rank=rank, data_size=ranks)
+    place = place or place_of(rank, ranks)
     if layout == "packed":
-        plan = plan_bins(lengths, capacity=20, layout=place)[rank]
+        plan = plan_bins(lengths, capacity=20, layout=place)[place.data_rank]
     else:
         plan = plan_micro_batches(
             lengths, micro_batch_size=micro_batch_size, share_row=layout == "shared", layout=place
-        )[rank]
+        )[place.data_rank]
     sources = {position: position % 2 for position in range(len(examples))}
     rows = dict(enumerate(examples))
     return Batch(

@@ -3,7 +3,7 @@
 Its rule: everything a step depends on comes with the batch (rows, step number); the rest is weights and moments.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from burnish.backends.base import StepResult
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.shard import shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
+from burnish.backends.fsdp.ulysses import SequenceExchange
 from burnish.backends.optimizer import build_optimizer, optimizer_tensors
 from burnish.backends.optimizer import learning_rate as rate_of_step
 from burnish.backends.tensors import inputs_ahead, memory_peak_gib, target_counts
@@ -34,7 +35,7 @@ from burnish.models.flops import peak_flops
 from burnish.models.kernels import Demand, choose_kernel
 from burnish.models.load import export_folder, load_model, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, LossModel, Objective
-from burnish.models.probe import head_problem, isolation_problem
+from burnish.models.probe import head_problem, isolation_problem, parts_problem
 
 log = get_logger(__name__)
 
@@ -112,6 +113,7 @@ class FsdpBackend:
         self._ranks, self.layout = ranks, layout
         # A group of its own: the saving thread's messages must not mix with training's.
         self._save_group = dist.new_group(backend="gloo")
+        self._exchange = SequenceExchange.between(ranks, layout=layout)
         with ExitStack() as undo:
             undo.callback(self.close)
             self._dtype = _compute_dtype(dtype, self._ranks.device)
@@ -145,13 +147,13 @@ class FsdpBackend:
         self._model.train()
         sums = torch.zeros(self._num_sources, dtype=torch.float64, device=self._ranks.device)
         # Nothing in this loop waits for the device.
-        for index, inputs in enumerate(inputs_ahead(batch.micro_batches, device=self._ranks.device)):
+        for index, inputs in enumerate(self._inputs(batch)):
             self._sharded.set_requires_gradient_sync(index == len(batch.micro_batches) - 1)
             self._seed_dropout(batch.step, index)
             loss, by_source = self._model(**inputs)
             (loss / max(1, batch.num_targets)).backward()
             sums += by_source
-        counts = target_counts(batch, num_sources=self._num_sources)
+        counts = target_counts(batch, num_sources=self._num_sources, exchange=self._exchange)
         totals = self._ranks.sum([*sums.tolist(), *counts.tolist()])
         loss_sums = totals[: self._num_sources]
         forward_backward = perf_counter() - began
@@ -181,7 +183,7 @@ class FsdpBackend:
         """(summed loss, targets) of the whole batch, equal on all ranks. Changes nothing."""
         self._model.eval()
         total = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
-        for inputs in inputs_ahead(batch.micro_batches, device=self._ranks.device):
+        for inputs in self._inputs(batch):
             total += self._model(**inputs)[0]
         return self._ranks.sum([total.item()])[0], batch.num_targets
 
@@ -224,6 +226,11 @@ class FsdpBackend:
     def close(self) -> None:
         """End what only the backend used."""
         dist.destroy_process_group(self._save_group)
+        if self._exchange:
+            self._exchange.close()
+
+    def _inputs(self, batch: Batch) -> Iterator[dict[str, Any]]:
+        return inputs_ahead(batch.micro_batches, device=self._ranks.device, exchange=self._exchange)
 
     def _attend(self, model: Any, attention: str, *, compiled: bool) -> None:
         demand = Demand.of(model.config.get_text_config(), device_type=self._ranks.device.type, dtype=self._dtype)
@@ -256,9 +263,18 @@ class FsdpBackend:
                 f"examples cannot share a row: {problem}",
                 fix="write remove_microbatch_padding=false (and use_sequence_packing=false)",
             )
+        problem = parts_problem(self._model, self._exchange, **settings) if self._exchange else ""
+        # Only a rank that holds a later part may find it, and no other may wait for that one.
+        problem = max(self._ranks.gather(problem))
+        if problem:
+            raise BurnishError(
+                f"model.path={model_path}",
+                f"ranks cannot share its rows: {problem}",
+                fix="leave out sequence_parallel_size",
+            )
 
     def _seed_dropout(self, step: int, micro_batch: int) -> None:
-        entropy = np.random.SeedSequence([self._seed, step, self.layout.data_rank, micro_batch])
+        entropy = np.random.SeedSequence([self._seed, step, self._ranks.rank, micro_batch])
         torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
 
     def _clipped_norm(self) -> float:
