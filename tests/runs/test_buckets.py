@@ -2,6 +2,7 @@
 
 import json
 import signal
+import threading
 import time
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from burnish.api import load_from_pretokenized
 from tests.data.stores import contents
 from tests.runs.commands import burnish, metrics, start
-from tests.storage.faults import delay
+from tests.storage.faults import after
 from tests.storage.published import marked, pairs, publish
 from tests.toys import chat, save_model, save_tokenizer, write_jsonl
 
@@ -28,28 +29,27 @@ def test_check_train_killed_again_and_replaced(s3_bucket, model_dir, tmp_path, f
     report = json.loads(run("check", uri, model_dir, tmp_path, "--json", "cache_dir=other").stdout)
     assert (report["sources"][0]["rows"], report["steps_per_epoch"]) == (24, 6)
 
-    faulty.on("get", delay(0.5))
+    released = threading.Event()
+    faulty.on("get", after(released.wait), where=lambda request: request.key >= "tok/part-003")
     keys = (f"model.path={model_dir}", f"pretokenized_dataset_paths={uri}", "sampler=sequential", "num_steps=3")
     process = start("train", *keys, folder=tmp_path)
-    parts = tmp_path / "cache" / "objects"
-    while not list(parts.rglob("*.parquet")):
+    while len(list((tmp_path / "cache" / "objects").rglob("*.parquet"))) < 3:
         time.sleep(0.02)
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "runs" / "sft" / "metrics.jsonl").exists()
     faulty.heal()
+    released.set()
 
     first = run("train", uri, model_dir, tmp_path)
-    assert f"{uri}: fetching" in first.stderr
-    assert "fetching 6 of 6" not in first.stderr, "what the killed one had is not fetched again"
-    before = metrics(tmp_path)
+    assert f"{uri}: fetching 3 of 6" in first.stderr, "what the killed one had is not fetched again"
+    losses = metrics(tmp_path)
     publish(s3_bucket, "tok", [marked(90, 4)])
     replaced = run("train", uri, model_dir, tmp_path)
     assert "fetching 1 of 6 objects" in replaced.stderr
     assert "5 are unchanged" in replaced.stderr
-    after = metrics(tmp_path)
-    assert after[1]["train/loss"] != before[1]["train/loss"], "step 1 trains the replaced shard"
+    assert metrics(tmp_path)[1]["train/loss"] != losses[1]["train/loss"], "step 1 trains the replaced shard"
     wanted = pairs([row for shard in [marked(90, 4), *SHARDS[1:]] for row in shard])
     assert contents(load_from_pretokenized(uri, cache_dir=str(tmp_path / "cache"))) == wanted
 
