@@ -15,10 +15,7 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list
     The function is found by its name: it stands at the top of a module. The first error of a rank is raised.
     """
     port = _free_port()
-    futures = [
-        process.submit(_as_rank, rank, number, port, function, arguments)
-        for rank, process in enumerate(_processes(number))
-    ]
+    futures = [_process(rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
     errors = [error for future in futures if (error := future.exception())]
     if errors:
         raise errors[0]
@@ -26,8 +23,10 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list
 
 
 @cache
-def _processes(number: int) -> list[ProcessPoolExecutor]:
-    return [ProcessPoolExecutor(1, mp_context=get_context("spawn")) for _ in range(number)]
+def _process(rank: int) -> ProcessPoolExecutor:
+    """Kept, and taken for groups of any size."""
+    del rank
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
 def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -11,7 +11,7 @@ from burnish.assemble.data import build_eval_sets, build_stream, count_steps, op
 from burnish.assemble.model import cache_settings, plan_layout, require_valid
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
-from burnish.config import SFTConfig
+from burnish.config import Purpose, SFTConfig
 from burnish.config.choices import TrackerName
 from burnish.data.store import Store
 from burnish.data.stream import BatchStream
@@ -170,6 +170,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
                 source_names=short_names([store.name for store in stores]),
                 draws_per_epoch=stream.draws_per_epoch,
                 num_ranks=ranks.world_size,
+                data_size=layout.data_size,
                 flops_of=lambda lengths, targets: step_flops(card, lengths=lengths, num_targets=targets),
                 peak_flops=backend.peak_flops,
             ),
@@ -181,15 +182,18 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
         )
 
 
-def open_data(config: SFTConfig, card: ModelCard, ranks: Ranks) -> tuple[list[Store], dict[str, Store]]:
-    """The training stores, and the evaluation stores by name; the same on every rank.
+def open_data(
+    config: SFTConfig, card: ModelCard, ranks: Ranks, *, purpose: Purpose = Purpose.TRAIN
+) -> tuple[list[Store], dict[str, Store]]:
+    """The training stores, none when the ``purpose`` is another, and the evaluation stores by name; alike on all ranks.
 
     Raises:
         DataError: they are not, or a rank could not open them.
     """
     if config.disable_cache and ranks.world_size > 1:
         share_private_folder(Path(ranks.of_node(lambda: str(private_folder()))))
-    stores, evals = open_train(config, card), open_evals(config, card)
+    stores = open_train(config, card) if purpose is Purpose.TRAIN else []
+    evals = open_evals(config, card)
     # One may have waited for hours while another tokenized.
     ranks.meet("data")
     opened = [*stores, *evals.values()]

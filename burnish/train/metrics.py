@@ -20,6 +20,8 @@ class StepMetrics:
     draws_per_epoch: int
     """Rows an epoch draws."""
     num_ranks: int
+    data_size: int
+    """Parts that a batch is dealt out in; ranks beyond that number compute one together."""
     flops_of: Callable[[Sequence[int], int], float]
     """(lengths of segments, number of targets) -> floating-point operations, forward and backward."""
     peak_flops: float | None
@@ -50,11 +52,12 @@ class StepMetrics:
         }
 
     def _mfu(self, batch: Batch, seconds: float) -> float | None:
-        """Model FLOPs utilisation of this rank: what its rows need, by what its device could do meanwhile."""
+        """Model FLOPs utilisation: what this rank's rows need, by what the devices that share them could do meanwhile."""
         if self.peak_flops is None:
             return None
         num_targets = sum(int((micro_batch.labels != IGNORE).sum()) for micro_batch in batch.micro_batches)
-        return self.flops_of(_segment_lengths(batch), num_targets) / (seconds * self.peak_flops)
+        possible = seconds * self.peak_flops * (self.num_ranks / self.data_size)
+        return self.flops_of(_segment_lengths(batch), num_targets) / possible
 
     def _by_source(self, result: StepResult) -> dict[str, float]:
         if len(self.source_names) < 2:

@@ -163,7 +163,7 @@ def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, 
         "exporter": None,
         "max_bad_steps": 3,
     }
-    metrics = StepMetrics(["list"], stream.draws_per_epoch, 1, lambda lengths, targets: 1.0, None)
+    metrics = StepMetrics(["list"], stream.draws_per_epoch, 1, 1, lambda lengths, targets: 1.0, None)
     trainer = Trainer(
         ranks=alone(),
         backend=backend,
