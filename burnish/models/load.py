@@ -74,17 +74,17 @@ def bring_model(path: str, *, weights: bool, **caching: Unpack[Caching]) -> str:
     files = list_files(folder)
     if not files:
         if is_remote(path) or path.startswith(("/", ".", "~")) or path.count("/") != 1:
-            raise _problem(path, _NOWHERE, fix="name a folder with a config.json, or an id such as Qwen/Qwen3-0.6B")
+            raise path_problem(path, _NOWHERE, fix="name a folder with a config.json, or an id such as Qwen/Qwen3-0.6B")
         return path
     names = [file.name for file in files]
     if "config.json" not in names:
         fix = "name the folder that holds config.json and *.safetensors"
-        raise _problem(path, "the folder has no config.json", fix=fix)
+        raise path_problem(path, "the folder has no config.json", fix=fix)
     if not any(name.endswith(".safetensors") for name in names):
         pickled = [name for name in names if name.endswith(PICKLED)]
         found = f"only pickled weights ({', '.join(pickled[:3])})" if pickled else "no weights"
         fix = "save the model again as safetensors: model.save_pretrained(folder)"
-        raise _problem(path, f"the folder has {found}", fix=fix)
+        raise path_problem(path, f"the folder has {found}", fix=fix)
     unwanted = PICKLED if weights else (*PICKLED, ".safetensors")
     return str(fetch(folder, [file for file in files if not file.name.endswith(unwanted)], **caching))
 
@@ -102,14 +102,14 @@ def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
     facts = text.to_dict()
     is_vision = "vision_config" in config.to_dict()
     if is_vision:
-        raise _problem(path, "is a vision-language model, which is not built yet", fix="name a model of text only")
+        raise path_problem(path, "is a vision-language model, which is not built yet", fix="name a model of text only")
     tokenizer = read_tokenizer(path, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         shell: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, trust_remote_code=trust_remote_code
         )
     if "num_attention_heads" not in facts and "num_attention_heads" not in text.attribute_map:
-        raise _problem(path, f"{config.model_type} has no attention", fix="name a transformer model")
+        raise path_problem(path, f"{config.model_type} has no attention", fix="name a transformer model")
     heads = int(text.num_attention_heads)
     pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return ModelCard(
@@ -148,33 +148,35 @@ def read_tokenizer(path: str, *, trust_remote_code: bool = False, chat_template:
     """
     tokenizer = _read("tokenizer", path, trust_remote_code=trust_remote_code)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes one up where there are no files
-        raise _problem(path, "has no tokenizer", fix="save the model's tokenizer into the folder")
+        raise path_problem(path, "has no tokenizer", fix="save the model's tokenizer into the folder")
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
 
 
-def load_model(path: str, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Any:
-    """The model of ``path`` with attention inside segments, on the CPU, ready to be saved again.
+def blank_model(path: str, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Any:
+    """The model of ``path`` on meta, without weights, with attention inside segments, ready to be saved again.
 
     Raises:
-        ConfigError: there is no such model, it has only pickled weights, or it could not be exported after training.
+        ConfigError: there is no such model, its weights are quantized, or it could not be exported after training.
     """
-    model = _read(
-        "model",
-        path,
-        trust_remote_code=trust_remote_code,
-        dtype=dtype,
-        attn_implementation=register(),
-        use_safetensors=True,
-    )
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(path, trust_remote_code=trust_remote_code)
+    if "quantization_config" in config.to_dict():
+        raise path_problem(path, "its weights are quantized", fix="name the model that it was made of")
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation=register(), trust_remote_code=trust_remote_code
+        )
     if not type(model)._can_set_attn_implementation():
-        raise _problem(
+        raise path_problem(
             path,
             f"{type(model).__name__} does not use the attention interface of transformers",
             fix="name a model that does",
         )
     if model.can_generate():
+        model.generation_config = _generation_config(path)
         _mend_generation(model.generation_config, path)
     return model
 
@@ -201,27 +203,28 @@ def export_folder(
 
 
 def _read(what: str, path: str, **settings: Any) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    reader: Any = {"config": AutoConfig, "tokenizer": AutoTokenizer, "model": AutoModelForCausalLM}[what]
+    reader: Any = {"config": AutoConfig, "tokenizer": AutoTokenizer}[what]
     try:
         return reader.from_pretrained(path, **settings)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()[0]
         if Path(path).is_dir():
-            raise _problem(
+            raise path_problem(
                 path, f"its {what} cannot be read: {first}", fix="name a folder saved by transformers"
             ) from error
-        raise _problem(
+        raise path_problem(
             path,
             f"{_NOWHERE} ({first})",
             fix="name a folder, or an id such as Qwen/Qwen3-0.6B",
         ) from error
 
 
-def _problem(path: str, message: str, *, fix: str) -> ConfigError:
+def path_problem(path: str, message: str, *, fix: str) -> ConfigError:
+    """What is wrong with the model of ``path``."""
     return ConfigError([Problem("model.path", path, message, fix)])
 
 
@@ -244,13 +247,24 @@ def _windows(facts: Mapping[str, Any], *, num_layers: int) -> tuple[int | None, 
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
+def _generation_config(path: str) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:  # old folders hold its settings in the model's config
+        return GenerationConfig.from_pretrained(path, config_file_name="config.json", _from_model_config=True)
+    except ValueError as error:
+        raise _not_valid(path, error) from error
+
+
 def _mend_generation(generation: Any, path: str) -> None:
     """Unset what cannot be saved and has no effect; a run must not fail in its last call."""
     try:
         generation.validate(strict=True)
         return
-    except ValueError as error:
-        first = str(error).strip().splitlines()[0]
+    except ValueError:
+        pass
     if generation.do_sample is not True:
         unset = [name for name in SAMPLING if generation.to_dict().get(name) is not None]
         log.warning(
@@ -263,6 +277,10 @@ def _mend_generation(generation: Any, path: str) -> None:
     try:
         generation.validate(strict=True)
     except ValueError as error:
-        raise _problem(
-            path, f"its generation_config.json is not valid: {first}", fix="mend or delete generation_config.json"
-        ) from error
+        raise _not_valid(path, error) from error
+
+
+def _not_valid(path: str, error: ValueError) -> ConfigError:
+    first = str(error).strip().splitlines()[0]
+    fix = "mend or delete generation_config.json"
+    return path_problem(path, f"its generation_config.json is not valid: {first}", fix=fix)

@@ -14,8 +14,8 @@ from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, plan_bins, plan_micro_batches
 from burnish.data.samplers import SequentialSampler
 from burnish.data.stream import BatchBuilder, BatchStream
-from burnish.models.load import load_model
 from burnish.models.loss import LossModel
+from tests.models.families import load_model
 from tests.train.fakes import CountingBackend, ListStore, make_trainer
 
 A, B = ([1, 2], [0, 1]), ([1, 2, 3, 4], [0, 1, 1, 1])
@@ -78,7 +78,7 @@ def test_the_logged_loss_is_the_mean_over_all_targets(planner, ranks):
 
 @pytest.fixture(scope="module")
 def model(model_dir):
-    return LossModel(load_model(str(model_dir)).train(), num_sources=1)
+    return LossModel(load_model(model_dir).train(), num_sources=1)
 
 
 def loss_and_gradient(model, batch):

@@ -8,8 +8,8 @@ from burnish.backends.tensors import model_inputs
 from burnish.data.batch import IGNORE, collate
 from burnish.data.example import Example
 from burnish.data.packing import Layout, plan_bins
-from burnish.models.load import load_model
 from burnish.models.loss import LossModel
+from tests.models.families import load_model
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ def one_row(*examples):
 
 @pytest.fixture
 def model(model_dir):
-    return LossModel(load_model(str(model_dir)).eval(), num_sources=1)
+    return LossModel(load_model(model_dir).eval(), num_sources=1)
 
 
 def test_positions_targets_and_bounds_literal():

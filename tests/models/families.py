@@ -17,6 +17,8 @@ from transformers import (
 )
 
 from burnish.models.attention import register
+from burnish.models.load import blank_model
+from burnish.models.weights import read_weights
 
 SHAPE = {
     "vocab_size": 96,
@@ -66,4 +68,11 @@ def build(config, *, seed: int = 0):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def load_model(path):
+    """The model of ``path``, whole, on the CPU."""
+    model = blank_model(str(path))
+    read_weights(model, str(path), device=torch.device("cpu"), blank=lambda: blank_model(str(path)))
     return model

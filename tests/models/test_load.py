@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MambaConfig
 
 from burnish.errors import ConfigError
-from burnish.models.load import bring_model, export_folder, load_model, read_card, read_tokenizer
-from tests.models.families import FAMILIES
+from burnish.models.load import bring_model, export_folder, read_card, read_tokenizer
+from tests.models.families import FAMILIES, load_model
 from tests.toys import T3, save_model, save_tokenizer
 
 
@@ -22,7 +22,7 @@ def test_card_of_a_folder(model_dir):
     assert (card.max_position_embeddings, card.tied, card.windows) == (512, True, (None, None))
     # Two layers of q, k, v, o (32 x (32 + 16 + 16 + 32)) and gate, up, down (3 x 32 x 64).
     assert card.num_matmul_parameters == 2 * (32 * 96 + 3 * 32 * 64)
-    assert card.num_parameters == sum(p.numel() for p in load_model(str(model_dir)).parameters())
+    assert card.num_parameters == sum(p.numel() for p in load_model(model_dir).parameters())
 
 
 def test_card_of_experts_and_windows(tmp_path):
@@ -53,8 +53,8 @@ def test_pickled_weights_are_refused(model_dir, tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"only pickled weights \(pytorch_model.bin\)"):
         bring(tmp_path)
-    with pytest.raises(ConfigError, match="its model cannot be read"):
-        load_model(str(tmp_path))
+    with pytest.raises(ConfigError, match="its weights cannot be read"):
+        load_model(tmp_path)
 
 
 def test_a_model_without_tokenizer_gets_no_made_up_one(model_dir, tmp_path):
@@ -74,7 +74,7 @@ def test_sampling_settings_without_sampling_are_mended_at_the_start(tmp_path, ca
     save_model(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"do_sample": false, "temperature": 0.9, "eos_token_id": 2}')
     with caplog.at_level(logging.WARNING):
-        generation = load_model(str(tmp_path)).generation_config
+        generation = load_model(tmp_path).generation_config
     assert "temperature" in caplog.text
     assert (generation.temperature, generation.do_sample, generation.eos_token_id) == (None, False, 2)
 
@@ -83,11 +83,11 @@ def test_a_generation_config_that_cannot_be_mended_is_refused_at_the_start(tmp_p
     save_model(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"num_return_sequences": 3}')
     with pytest.raises(ConfigError, match=r"num_return_sequences"):
-        load_model(str(tmp_path))
+        load_model(tmp_path)
 
 
 def test_export_writes_dtype_and_template(model_dir, tmp_path):
-    model = load_model(str(model_dir))
+    model = load_model(model_dir)
     tokenizer = read_tokenizer(str(model_dir), chat_template=T3)
     weights = dict(model.named_parameters())
     export_folder(tmp_path, model=model, weights=weights, dtype=torch.bfloat16, tokenizer=tokenizer)

@@ -6,6 +6,7 @@ Its rule: everything a step depends on comes with the batch (rows, step number);
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from math import isfinite, sqrt
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from burnish.backends.base import StepResult
 from burnish.backends.comm import Ranks
-from burnish.backends.fsdp.shard import shard
+from burnish.backends.fsdp.generate import continuation
+from burnish.backends.fsdp.gradients import clip, held_gradients, sum_of_squares
+from burnish.backends.fsdp.shard import build_mesh, move_to_host, shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
 from burnish.backends.fsdp.ulysses import SequenceExchange
 from burnish.backends.optimizer import build_optimizer, optimizer_tensors
@@ -30,14 +32,17 @@ from burnish.data.batch import Batch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError
 from burnish.log import get_logger
-from burnish.models.attention import Segments, register
+from burnish.models.attention import register
 from burnish.models.flops import peak_flops
 from burnish.models.kernels import Demand, choose_kernel
-from burnish.models.load import export_folder, load_model, read_tokenizer
+from burnish.models.load import blank_model, export_folder, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, LossModel, Objective
 from burnish.models.probe import head_problem, isolation_problem, parts_problem
+from burnish.models.weights import read_weights
 
 log = get_logger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class FsdpBackend:
@@ -67,6 +72,10 @@ class FsdpBackend:
         schedule: shape of the learning rate.
         num_warmup_steps: below 1 a share of ``num_steps``.
         min_lr_ratio: where the schedule ends, as a share of ``learning_rate``.
+        fsdp_size: ranks that share one copy of the weights; None is all, fewer hold copies (HSDP).
+        cpu_offload: weights, gradients and optimizer state wait in host memory.
+        param_dtype: as ``dtype``, in whose place it comes for the computation, not for exports.
+        reduce_dtype: in which gradients are summed.
         activation_checkpointing: compute layers again in the backward rather than keep their insides.
         reshard_after_forward: give a layer's weights up between forward and backward.
         compile_layers: compile each layer, but for its attention.
@@ -99,11 +108,14 @@ class FsdpBackend:
         schedule: Schedule = Schedule.CONSTANT_WITH_WARMUP,
         num_warmup_steps: float = 0,
         min_lr_ratio: float = 0.0,
+        fsdp_size: int | None = None,
+        cpu_offload: bool = False,
+        param_dtype: str | None = None,
+        reduce_dtype: str = "float32",
         activation_checkpointing: bool = False,
         reshard_after_forward: bool = True,
         compile_layers: bool = False,
     ) -> None:
-        model = load_model(model_path, trust_remote_code=trust_remote_code)
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         shape: dict[str, Any] = {"num_warmup_steps": num_warmup_steps, "min_lr_ratio": min_lr_ratio}
         self._rate: Callable[[int], float] = partial(
@@ -116,14 +128,28 @@ class FsdpBackend:
         self._exchange = SequenceExchange.between(ranks, layout=layout)
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._dtype = _compute_dtype(dtype, self._ranks.device)
+            self._export_dtype = _DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
+            self._dtype = _DTYPES[param_dtype] if param_dtype else self._export_dtype
+            blank = partial(blank_model, model_path, trust_remote_code=trust_remote_code)
+            model = blank()
             self._attend(model, attention, compiled=compile_layers)
-            self._spread(
-                LossModel(model, num_sources=num_sources, objective=objective),
+            self._model = LossModel(model, num_sources=num_sources, objective=objective)
+            mesh = build_mesh(ranks, fsdp_size=fsdp_size)
+            self._num_copies = ranks.world_size // mesh.size(-1)
+            self._sharded = shard(
+                self._model,
+                mesh=mesh,
+                dtype=self._dtype,
+                reduce_dtype=_DTYPES[reduce_dtype],
+                cpu_offload=cpu_offload,
                 reshard_after_forward=reshard_after_forward,
                 activation_checkpointing=activation_checkpointing,
                 compile_layers=compile_layers,
             )
+            read_weights(model, model_path, device=ranks.device, blank=blank)
+            if cpu_offload:
+                move_to_host(model)
+            self._parameters = dict(model.named_parameters())
             self._optimizer = build_optimizer(
                 self._parameters.values(), name=optimizer, betas=adam_betas, eps=eps, weight_decay=weight_decay
             )
@@ -154,13 +180,14 @@ class FsdpBackend:
             (loss / max(1, batch.num_targets)).backward()
             sums += by_source
         counts = target_counts(batch, num_sources=self._num_sources, exchange=self._exchange)
-        totals = self._ranks.sum([*sums.tolist(), *counts.tolist()])
-        loss_sums = totals[: self._num_sources]
+        gradients = held_gradients(self._parameters.values())
+        *totals, squares = self._ranks.sum([*sums.tolist(), *counts.tolist(), sum_of_squares(gradients)])
+        loss_sums, grad_norm = totals[: self._num_sources], sqrt(squares / self._num_copies)
         forward_backward = perf_counter() - began
         lr = self._rate(batch.step)
-        grad_norm = self._clipped_norm()
-        skipped = not np.isfinite([*loss_sums, grad_norm]).all()
+        skipped = not all(map(isfinite, [*loss_sums, grad_norm]))
         if not skipped:
+            clip(gradients, norm=grad_norm, max_norm=self._max_grad_norm)
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
@@ -170,7 +197,7 @@ class FsdpBackend:
             num_targets=tuple(int(count) for count in totals[self._num_sources :]),
             grad_norm=grad_norm,
             learning_rate=lr,
-            skipped=bool(skipped),
+            skipped=skipped,
             timings={
                 "forward_backward": forward_backward,
                 "optimizer": perf_counter() - began - forward_backward,
@@ -191,7 +218,8 @@ class FsdpBackend:
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> list[list[int]]:
         """The greedy continuation of each prompt, without the prompt and without the token that ended it."""
         self._model.eval()
-        return [self._continue(list(prompt), max_new_tokens) for prompt in prompts]
+        settings: dict[str, Any] = {"stops": _stop_ids(self._model.model, self._tokenizer), "ranks": self._ranks}
+        return [continuation(self._model, prompt, max_new_tokens=max_new_tokens, **settings) for prompt in prompts]
 
     def save(self, folder: Path) -> DcpSave:
         """Begin to write weights and optimizer state into ``folder``; returns once they are off the device."""
@@ -216,10 +244,10 @@ class FsdpBackend:
             whole = tensor.detach()
             whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
             if self._ranks.rank == 0:
-                weights[name] = whole.to("cpu", self._dtype if whole.is_floating_point() else whole.dtype)
+                weights[name] = whole.to("cpu", self._export_dtype if whole.is_floating_point() else whole.dtype)
         if self._ranks.rank == 0:
             export_folder(
-                folder, model=self._model.model, weights=weights, dtype=self._dtype, tokenizer=self._tokenizer
+                folder, model=self._model.model, weights=weights, dtype=self._export_dtype, tokenizer=self._tokenizer
             )
         self._ranks.gather(None)
 
@@ -237,16 +265,6 @@ class FsdpBackend:
         kernel = choose_kernel(attention, demand)
         log.info("attention: %s", kernel)
         model.set_attn_implementation(register(kernel, compiled=compiled))
-
-    def _spread(self, model: LossModel, **settings: bool) -> None:
-        self._model = model
-        self._sharded = shard(
-            self._model,
-            mesh=init_device_mesh(self._ranks.device.type, (self._ranks.world_size,)),
-            dtype=self._dtype,
-            **settings,
-        )
-        self._parameters = {name.removeprefix("model."): p for name, p in self._model.named_parameters()}
 
     def _try_out(self, model_path: str, *, share_rows: bool) -> None:
         self._model.eval()
@@ -277,30 +295,6 @@ class FsdpBackend:
         entropy = np.random.SeedSequence([self._seed, step, self._ranks.rank, micro_batch])
         torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
 
-    def _clipped_norm(self) -> float:
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        if self._max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)
-        return float(norm)
-
-    def _continue(self, ids: list[int], max_new_tokens: int) -> list[int]:
-        stops = _stop_ids(self._model.model, self._tokenizer)
-        answer: list[int] = []
-        while len(answer) < max_new_tokens:
-            segments = Segments.whole(1, length=len(ids) + len(answer))
-            logits = self._model.last_logits(
-                torch.tensor([ids + answer], device=self._ranks.device),
-                position_ids=torch.from_numpy(segments.positions()).to(self._ranks.device),
-                segments=segments,
-            )
-            token = int(logits.argmax())
-            if token in stops:
-                break
-            answer.append(token)
-        return answer
-
     def _tensors(self, *, weights_only: bool) -> dict[str, Any]:
         tensors: dict[str, Any] = {"weights": {name: p.detach() for name, p in self._parameters.items()}}
         return tensors if weights_only else tensors | optimizer_tensors(self._optimizer, self._parameters)
@@ -312,12 +306,7 @@ class FsdpBackend:
         return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
-def _compute_dtype(name: str | None, device: torch.device) -> torch.dtype:
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    return names[name or ("bfloat16" if device.type == "cuda" else "float32")]
-
-
-def _stop_ids(model: Any, tokenizer: Any) -> set[int]:
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     ends = model.generation_config.eos_token_id if model.can_generate() else None
     listed = ends if isinstance(ends, list) else [ends]
-    return {int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None}
+    return frozenset(int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None)

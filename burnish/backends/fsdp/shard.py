@@ -5,13 +5,29 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
+from burnish.backends.comm import Ranks
 from burnish.models.loss import LossModel
 
 MIN_LAYER_PARAMETERS = 2**20
 """A smaller layer is gathered with the rest: by itself it would cost more time than it saves memory."""
+
+
+def build_mesh(ranks: Ranks, *, fsdp_size: int | None) -> DeviceMesh:
+    """All ranks, in groups of ``fsdp_size`` that hold a copy of the model each; one group where that is None."""
+    if fsdp_size in (None, ranks.world_size):
+        return init_device_mesh(ranks.device.type, (ranks.world_size,))
+    shape = (ranks.world_size // fsdp_size, fsdp_size)
+    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("copies", "parts"))
 
 
 def shard(
@@ -19,6 +35,8 @@ def shard(
     *,
     mesh: DeviceMesh,
     dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+    cpu_offload: bool,
     reshard_after_forward: bool,
     activation_checkpointing: bool,
     compile_layers: bool = False,
@@ -28,15 +46,18 @@ def shard(
     Every decoder layer is gathered by itself, the rest together.
 
     Args:
-        model: float32, on the CPU; afterwards it is on the mesh's devices.
-        mesh: one-dimensional, over all ranks.
-        dtype: of the computation; gradients are summed over ranks and micro-batches in float32.
+        model: float32, on meta.
+        mesh: of :func:`build_mesh`.
+        dtype: of the computation.
+        reduce_dtype: in which gradients are summed over ranks and micro-batches.
+        cpu_offload: whether parameters and gradients lie in host memory while they are not computed with.
         reshard_after_forward: whether a layer is given up between its forward and its backward.
         activation_checkpointing: whether a layer keeps its input only, and is computed again in the backward.
         compile_layers: whether each layer is compiled, for rows of any length.
     """
-    policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
-    settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=reduce_dtype)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy()
+    settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
     for layer in decoder_layers(model.model):
         if compile_layers:
             layer.compile(dynamic=True)
@@ -53,6 +74,16 @@ def shard(
     for method in (model.logits, model.native_logits, model.last_logits):
         register_fsdp_forward_method(model, method.__name__)
     return spread
+
+
+def move_to_host(model: nn.Module) -> None:
+    """Put the parameters of ``model`` into host memory, and leave its buffers where they are."""
+    moved: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter not in moved:
+                moved[parameter] = nn.Parameter(parameter.detach().cpu(), requires_grad=parameter.requires_grad)
+            setattr(module, name, moved[parameter])
 
 
 def decoder_layers(model: Any) -> list[nn.Module]:
