@@ -12,7 +12,8 @@ from typing import Any
 def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What ``function(*arguments)`` returns on each of ``number`` ranks; its ``joined()`` is their group.
 
-    The function is found by its name: it stands at the top of a module. The first error of a rank is raised.
+    The function is found by its name: it stands at the top of a module. It joins once: ranks that join again may meet the
+    store of the group that another has not left yet. The first error of a rank is raised.
     """
     port = _free_port()
     futures = [_process(rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]

@@ -45,9 +45,9 @@ def fail_on_the_first():
     def fail():
         raise StorageError("place", "is full", fix="free some")
 
-    with joined("cpu") as ranks, pytest.raises(StorageError, match=r"place: is full\n  fix: free some"):
-        ranks.of_first(fail)
     with joined("cpu") as ranks:
+        with pytest.raises(StorageError, match=r"place: is full\n  fix: free some"):
+            ranks.of_first(fail)
         return ranks.is_first_to_fail()
 
 
