@@ -1,6 +1,7 @@
 """Every key becomes a part of a run: backend, checkpoints, callbacks, trackers, and the trainer that holds them."""
 
 import platform
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,19 +17,22 @@ from burnish.config.choices import TrackerName
 from burnish.data.store import Store
 from burnish.data.stream import BatchStream
 from burnish.data.tokenize import template_text
-from burnish.errors import ConfigError, DataError, Problem
+from burnish.errors import ConfigError, DataError, Problem, StorageError
 from burnish.log import get_logger
 from burnish.models.flops import step_flops
 from burnish.models.load import ModelCard, bring_model
 from burnish.models.loss import Objective
-from burnish.storage.cache import private_folder, share_private_folder
+from burnish.storage.bucket import open_bucket
+from burnish.storage.cache import cache_root, private_folder, share_private_folder
+from burnish.storage.files import is_remote
 from burnish.train.cadence import NEVER, Cadence
 from burnish.train.callbacks import Callbacks, load_callback
 from burnish.train.checkpoint import Checkpointer
+from burnish.train.export import Exporter
 from burnish.train.metrics import StepMetrics, short_names
 from burnish.train.progress import Progress
 from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
-from burnish.train.trainer import Exporter, Trainer
+from burnish.train.trainer import Trainer
 
 log = get_logger(__name__)
 
@@ -58,6 +62,10 @@ def build_backend(config: SFTConfig, *, ranks: Ranks, num_steps: int, num_source
         min_lr_ratio=optimizer.min_lr_ratio,
         num_steps=num_steps,
         num_sources=num_sources,
+        fsdp_size=config.fsdp_config.fsdp_size,
+        cpu_offload=config.fsdp_config.cpu_offload,
+        param_dtype=config.fsdp_config.mixed_precision.param_dtype,
+        reduce_dtype=config.fsdp_config.mixed_precision.reduce_dtype,
         activation_checkpointing=config.fsdp_config.activation_checkpointing,
         reshard_after_forward=config.fsdp_config.reshard_after_forward,
         compile_layers=config.fsdp_config.compile,
@@ -79,8 +87,8 @@ def build_checkpointer(config: SFTConfig, stores: Sequence[Store], ranks: Ranks)
         **{f"optimizer_config.{key}": value for key, value in plain["optimizer_config"].items()},
         **{f"data {number}": store.fingerprint for number, store in enumerate(stores)},
     }
-    folder = Path(config.ckpt_path) if config.ckpt_path else None
-    return Checkpointer(folder, keep=config.max_ckpts_to_keep, run=identity, config=plain)
+    settings: dict[str, Any] = {"keep": config.max_ckpts_to_keep, "cache_dir": config.cache_dir}
+    return Checkpointer(config.ckpt_path, ranks=ranks, run=identity, config=plain, **settings)
 
 
 def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | None, dict[str, Any] | None]:
@@ -89,6 +97,7 @@ def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | No
     Raises:
         CheckpointError: it is missing, damaged or of another run.
     """
+    checkpointer.recover(config.resume_from)
     start = checkpointer.find(config.resume_from)
     if start is None or config.resume_weights_only:
         return start, None
@@ -100,33 +109,47 @@ def run_folder(config: SFTConfig) -> Path:
     return Path(config.log_dir) / config.run_name
 
 
-def export_folder(config: SFTConfig) -> Path:
-    """Where the run's Hugging Face folders go."""
-    return Path(config.export_path) if config.export_path else Path(config.ckpt_path) / "hf_exports"
+def export_place(config: SFTConfig) -> str:
+    """Where the run's Hugging Face folders go, a path or a URI."""
+    return config.export_path or f"{config.ckpt_path.rstrip('/')}/hf_exports"
 
 
 def require_writable(config: SFTConfig) -> None:
-    """Make the folders that the run will write to; a run must not find out at its first save.
+    """Write where the run will write, in folders that are made and in buckets; it must not find out at its first save.
 
     Raises:
         ConfigError: with all that cannot be written.
     """
-    places = {"log_dir": run_folder(config)}
+    places = {"log_dir": str(run_folder(config))}
     if config.ckpt_path:
-        places["ckpt_path"] = Path(config.ckpt_path)
+        places["ckpt_path"] = config.ckpt_path
     if config.hf_save_interval:
-        places["export_path"] = export_folder(config)
+        places["export_path"] = export_place(config)
+    if any(map(is_remote, places.values())):
+        places["cache_dir"] = str(cache_root(config.cache_dir))
     problems = []
-    for key, folder in places.items():
+    for key, place in places.items():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=folder):
-                pass
+            _try_writing(place)
         except OSError as error:
             message = f"cannot be written: {error.strerror}"
-            problems.append(Problem(key, str(folder), message, "give a folder that can be written"))
+            problems.append(Problem(key, place, message, "give a folder that can be written"))
+        except StorageError as error:
+            problems.append(Problem(key, place, error.problem, error.fix))
     if problems:
         raise ConfigError(problems)
+
+
+def _try_writing(place: str) -> None:
+    if is_remote(place):
+        bucket, key = open_bucket(place)
+        probe = f"{key}/.burnish-{uuid.uuid4().hex}".lstrip("/")
+        bucket.write(probe, b"{}")
+        bucket.delete(probe)
+        return
+    Path(place).mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=place):
+        pass
 
 
 @contextmanager
@@ -165,7 +188,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
             eval_first=config.eval_before_train,
             checkpointer=checkpointer,
             save_at=Cadence(config.ckpt_interval),
-            exporter=_build_exporter(config),
+            exporter=_build_exporter(config, ranks),
             metrics=StepMetrics(
                 source_names=short_names([store.name for store in stores]),
                 draws_per_epoch=stream.draws_per_epoch,
@@ -229,7 +252,7 @@ def _build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress, is
     return Trackers([jsonl, *(console if TrackerName.CONSOLE in config.logger else [])])
 
 
-def _build_exporter(config: SFTConfig) -> Exporter | None:
+def _build_exporter(config: SFTConfig, ranks: Ranks) -> Exporter | None:
     if config.hf_save_interval == 0:
         return None
-    return Exporter(export_folder(config), Cadence(config.hf_save_interval))
+    return Exporter(export_place(config), Cadence(config.hf_save_interval), ranks, config.cache_dir)

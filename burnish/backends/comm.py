@@ -44,14 +44,14 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        dist.all_gather_into_tensor(sizes, torch.tensor([len(mine)]), group=self.control)
+        sizes = torch.zeros(self.world_size, 1, dtype=torch.int64)
+        dist.all_gather(list(sizes), torch.tensor([len(mine)]), group=self.control)
         longest = int(sizes.max())
-        texts = torch.zeros(self.world_size * longest, dtype=torch.uint8)
-        dist.all_gather_into_tensor(texts, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=self.control)
+        texts = torch.zeros(self.world_size, longest, dtype=torch.uint8)
+        padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+        dist.all_gather(list(texts), padded, group=self.control)
         return [
-            json.loads(bytes(text[:size].tolist()))
-            for text, size in zip(texts.view(self.world_size, longest), sizes.tolist(), strict=True)
+            json.loads(bytes(text[:size].tolist())) for text, size in zip(texts, sizes.flatten().tolist(), strict=True)
         ]
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
@@ -78,18 +78,32 @@ class Ranks:
         Raises:
             BurnishError: that of rank 0, on every rank.
         """
+        return self.of_each(lambda: make() if self.rank == 0 else None)[0]
+
+    def of_each(self, make: Callable[[], Any], *, meeting: str = "") -> list[Any]:
+        """What ``make`` gives on each rank, JSON-ready, in their order; equal on all of them.
+
+        Args:
+            make: called on every rank.
+            meeting: place to meet at before the exchange, when some may take hours longer than others.
+
+        Raises:
+            BurnishError: that of the first rank that failed, on every rank.
+        """
         if self.world_size == 1:
-            return make()
-        made: dict[str, Any] = {}
-        if self.rank == 0:
-            try:
-                made = {"value": make()}
-            except BurnishError as error:
-                made = {"error": error.to_json()}
-        made = self.gather(made)[0]
-        if "error" in made:
-            raise revived(made["error"])
-        return made["value"]
+            return [make()]
+        made: dict[str, Any]
+        try:
+            made = {"value": make()}
+        except BurnishError as error:
+            made = {"error": error.to_json()}
+        if meeting:
+            self.meet(meeting)
+        found = self.gather(made)
+        for one in found:
+            if "error" in one:
+                raise revived(one["error"])
+        return [one["value"] for one in found]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """``values`` summed over all ranks, in float64; equal on all of them."""

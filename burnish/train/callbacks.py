@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from burnish.backends.base import StepResult
@@ -42,8 +41,8 @@ class Callback:
     def on_evaluate(self, progress: Progress, requests: Requests, *, metrics: Mapping[str, float]) -> None:
         """After an evaluation, with its ``eval/{name}/...`` metrics."""
 
-    def on_save(self, progress: Progress, requests: Requests, *, folder: Path) -> None:
-        """After a checkpoint was begun; it is complete once ``folder`` exists."""
+    def on_save(self, progress: Progress, requests: Requests, *, folder: str) -> None:
+        """After a checkpoint was begun; it is complete once ``folder``, a path or URI, holds ``COMPLETE``."""
 
     def on_log(self, progress: Progress, requests: Requests, *, metrics: Mapping[str, Any]) -> None:
         """After the metrics of a step went to the trackers."""

@@ -4,9 +4,8 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from burnish.backends.base import Backend, StepResult
@@ -19,6 +18,7 @@ from burnish.train.cadence import Cadence
 from burnish.train.callbacks import Callback, Callbacks
 from burnish.train.checkpoint import Checkpointer
 from burnish.train.evaluation import evaluate
+from burnish.train.export import Exporter
 from burnish.train.metrics import StepMetrics
 from burnish.train.progress import Progress
 from burnish.train.trackers import Trackers
@@ -27,14 +27,6 @@ log = get_logger(__name__)
 
 _FULL_COLLECTION = 50
 """Steps between collections of what has outlived others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exporter:
-    """Writes Hugging Face folders ``{folder}/global_step_N`` when due."""
-
-    folder: Path
-    cadence: Cadence
 
 
 class Trainer:
@@ -180,7 +172,7 @@ class Trainer:
 
     def _export(self, *, last: bool) -> None:
         if self._exporter and self._exporter.cadence.due(self.progress.step, last=last):
-            self._backend.export(self._exporter.folder / f"global_step_{self.progress.step}")
+            self._exporter.export(self._backend, step=self.progress.step)
 
     def _give_up(self) -> None:
         raise DataError(

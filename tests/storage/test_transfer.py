@@ -182,14 +182,16 @@ def with_manifest(s3_bucket, tmp_path) -> str:
 def test_a_shard_that_its_manifest_does_not_know_is_refused(s3_bucket, with_manifest):
     s3_bucket.put("tok/part-001.jsonl", s3_bucket.get("tok/part-000.jsonl"))
     for _ in range(2):
-        with pytest.raises(StorageError, match=rf"{with_manifest}/part-001\.jsonl: differs from the checksum in its"):
+        with pytest.raises(
+            StorageError, match=rf"{with_manifest}/part-001\.jsonl: differs from the checksum that was written"
+        ):
             rows_at(with_manifest)
     assert in_cache(Path(os.environ["BURNISH_CACHE"])) == []
 
 
 def test_the_manifest_sees_what_was_damaged_on_the_way(faulty, with_manifest):
     faulty.on("get", flip(16), where=lambda request: request.key == "tok/part-001.jsonl", times=1)
-    with pytest.raises(StorageError, match=r"part-001\.jsonl: differs from the checksum in its manifest"):
+    with pytest.raises(StorageError, match=r"part-001\.jsonl: differs from the checksum that was written"):
         rows_at(with_manifest)
     assert rows_at(with_manifest) == pairs(X + Y)
 
@@ -222,7 +224,7 @@ def test_a_disk_that_fills_meanwhile_is_named(s3_bucket, tmp_path, kind):
     uri = publish(s3_bucket, "tok", [LONG], kind=kind)
     (tmp_path / "small").mkdir()
     mount = inside_mount(f"mount -t tmpfs -o size=512k none {tmp_path}/small")
-    before = "from burnish.storage import transfer\ntransfer._require_space = lambda *_: None\n"
+    before = "from burnish.storage import transfer\ntransfer.require_space = lambda *_: None\n"
     done = read(uri, before=before, inside=mount, BURNISH_CACHE=str(tmp_path / "small"))
     assert f"StorageError: {tmp_path}/small" in done.stderr, done.stderr
     assert "is full (" in done.stderr

@@ -6,11 +6,12 @@ import logging
 
 import pytest
 
+from burnish.backends.comm import alone
 from burnish.errors import CheckpointError, DataError
 from burnish.train.cadence import Cadence
 from burnish.train.callbacks import Callback
 from burnish.train.checkpoint import Checkpointer, complete_checkpoints
-from burnish.train.trainer import Exporter
+from burnish.train.export import Exporter
 from tests.train.fakes import CountingBackend, make_trainer
 
 
@@ -75,7 +76,6 @@ def test_a_save_that_fails_removes_nothing(tmp_path):
     trainer, _, _ = make_trainer(tmp_path, save_at=Cadence(2), keep=1, backend=FullDisk())
     with pytest.raises(CheckpointError, match=r"global_step_4\.partial: could not be written: .*No space"):
         trainer.train()
-    trainer._checkpointer.finish()
     assert steps_saved(tmp_path) == [2]
 
 
@@ -157,12 +157,12 @@ def test_a_checkpoint_takes_the_place_of_a_link_or_a_file(tmp_path):
 def test_a_checkpoint_is_verified_before_anything_of_it_is_read(tmp_path):
     """Also where only its weights are taken."""
     make_trainer(tmp_path, num_steps=2)[0].train()
-    found = Checkpointer(tmp_path / "ckpt", run={}, config={}).find("latest")
+    found = Checkpointer(str(tmp_path / "ckpt"), ranks=alone(), run={}, config={}).find("latest")
     assert found == tmp_path / "ckpt" / "global_step_2"
     (found / "backend" / "weight.json").write_text("7")
     for resume_from in ("latest", str(found)):
         with pytest.raises(CheckpointError, match=r"weight\.json: is not as it was written"):
-            Checkpointer(tmp_path / "ckpt", run={}, config={}).find(resume_from)
+            Checkpointer(str(tmp_path / "ckpt"), ranks=alone(), run={}, config={}).find(resume_from)
 
 
 def test_a_run_that_differs_is_stopped_and_every_difference_named(tmp_path):
@@ -180,7 +180,7 @@ def test_a_fresh_run_replaces_a_checkpoint_of_the_same_step(tmp_path):
 
 @pytest.mark.parametrize(("interval", "exported"), [(4, [4, 8, 10]), (5, [5, 10])])
 def test_exports_when_due_and_at_the_end(tmp_path, interval, exported):
-    trainer, backend, _ = make_trainer(exporter=Exporter(tmp_path, Cadence(interval)))
+    trainer, backend, _ = make_trainer(exporter=Exporter(str(tmp_path), Cadence(interval), alone()))
     trainer.train()
     assert backend.exports == [f"global_step_{step}" for step in exported]
 
@@ -242,7 +242,7 @@ def test_a_signal_in_the_last_step_cuts_nothing_short(tmp_path):
         tmp_path,
         num_steps=4,
         eval_at=Cadence(0),
-        exporter=Exporter(tmp_path, Cadence(3)),
+        exporter=Exporter(str(tmp_path), Cadence(3), alone()),
         interrupted=lambda: trainer.progress.step == 4,
     )
     trainer.train()
@@ -252,7 +252,7 @@ def test_a_signal_in_the_last_step_cuts_nothing_short(tmp_path):
 
 def test_a_run_cut_short_is_saved_but_not_exported(tmp_path):
     trainer, backend, _ = make_trainer(
-        tmp_path, exporter=Exporter(tmp_path, Cadence(3)), interrupted=lambda: trainer.progress.step == 5
+        tmp_path, exporter=Exporter(str(tmp_path), Cadence(3), alone()), interrupted=lambda: trainer.progress.step == 5
     )
     trainer.train()
     assert steps_saved(tmp_path) == [5]

@@ -167,6 +167,12 @@ class FsdpBackend:
         on_gpu = self._ranks.device.type == "cuda"
         return peak_flops(torch.cuda.get_device_name(self._ranks.device)) if on_gpu else None
 
+    @property
+    def save_bytes(self) -> int:
+        """What this rank's part of a save takes on a disk; ranks write equal parts."""
+        tensors = [tensor for kind in self._tensors(weights_only=False).values() for tensor in kind.values()]
+        return int(sum(tensor.numel() * tensor.element_size() for tensor in tensors)) // self._ranks.world_size
+
     def train_step(self, batch: Batch) -> StepResult:
         """Forward, backward and one update of the weights, at the learning rate of ``batch.step``."""
         began = perf_counter()
