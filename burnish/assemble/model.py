@@ -3,6 +3,7 @@
 import os
 
 from burnish.backends.comm import device_count, device_type
+from burnish.backends.fsdp.lora import LoraSettings, lora_problems
 from burnish.config import Purpose, SFTConfig, find_problems
 from burnish.config.rules_devices import planned_world
 from burnish.data.packing import Layout
@@ -52,6 +53,16 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     if config.max_length and card.max_position_embeddings and config.max_length > card.max_position_embeddings:
         fix = f"at most {card.max_position_embeddings}"
         problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))
+    return problems + _trained_problems(config, card)
+
+
+def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
+    """Rules on what of the model is trained, and to what end."""
+    lora, balance = lora_settings(config), config.model.router_aux_loss_coef
+    problems = lora_problems(lora, card.linear_layers) if lora else []
+    if balance and not card.has_balancing_loss:
+        message = f"{card.model_type} has no experts, or transformers has no loss that balances them"
+        problems.append(Problem("model.router_aux_loss_coef", balance, message, "leave it out"))
     return problems
 
 
@@ -66,6 +77,12 @@ def tokenizer_settings(config: SFTConfig, card: ModelCard) -> TokenizerSettings:
         max_length=config.max_length,
         truncation=config.truncation,
     )
+
+
+def lora_settings(config: SFTConfig) -> LoraSettings | None:
+    """What adapters the model gets; None where all weights are trained."""
+    lora = config.model.lora
+    return LoraSettings(**lora.model_dump()) if lora.rank else None
 
 
 def cache_settings(config: SFTConfig) -> Caching:

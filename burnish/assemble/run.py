@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
-from burnish.assemble.model import cache_settings, plan_layout, require_valid
+from burnish.assemble.model import cache_settings, lora_settings, plan_layout, require_valid
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.config import Purpose, SFTConfig
@@ -50,7 +50,8 @@ def build_backend(config: SFTConfig, *, ranks: Ranks, num_steps: int, num_source
         chat_template=template_text(config.chat_template) if config.chat_template else None,
         share_rows=config.remove_microbatch_padding,
         attention=config.model.attention,
-        objective=Objective(config.label_smoothing, config.z_loss),
+        objective=Objective(config.label_smoothing, config.z_loss, config.model.router_aux_loss_coef),
+        lora=lora_settings(config),
         optimizer=optimizer.name,
         learning_rate=optimizer.lr,
         adam_betas=(first_beta, second_beta),
@@ -85,6 +86,7 @@ def build_checkpointer(config: SFTConfig, stores: Sequence[Store], ranks: Ranks)
     identity = {
         **{key: plain[key] for key in (*keys, "batch_tokens", "max_length", "truncation", "train_on_what")},
         **{f"optimizer_config.{key}": value for key, value in plain["optimizer_config"].items()},
+        **{f"model.lora.{key}": value for key, value in plain["model"]["lora"].items() if config.model.lora.rank},
         **{f"data {number}": store.fingerprint for number, store in enumerate(stores)},
     }
     settings: dict[str, Any] = {"keep": config.max_ckpts_to_keep, "cache_dir": config.cache_dir}
@@ -194,7 +196,9 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
                 draws_per_epoch=stream.draws_per_epoch,
                 num_ranks=ranks.world_size,
                 data_size=layout.data_size,
-                flops_of=lambda lengths, targets: step_flops(card, lengths=lengths, num_targets=targets),
+                flops_of=lambda lengths, targets: step_flops(
+                    card, lengths=lengths, num_targets=targets, frozen=config.model.lora.rank > 0
+                ),
                 peak_flops=backend.peak_flops,
             ),
             trackers=trackers,

@@ -52,8 +52,10 @@ def model_inputs(micro_batch: MicroBatch, *, device: torch.device, exchange: Exc
         "target_positions": targets,
         "target_ids": labels.reshape(-1)[targets],
         "target_sources": micro_batch.segment_sources[:, held].reshape(-1)[targets].astype(np.int64),
+        "is_token": micro_batch.segment_ids[:, held] > 0,
     }
-    return {"segments": segments, **{name: _to_device(array, device) for name, array in arrays.items()}}
+    sent = {name: _to_device(array, device) for name, array in arrays.items()}
+    return {"segments": segments, "num_tokens": int(arrays["is_token"].sum()), **sent}
 
 
 def target_counts(batch: Batch, *, num_sources: int, exchange: Exchange | None = None) -> NDArray[np.int64]:

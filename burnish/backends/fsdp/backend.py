@@ -4,7 +4,7 @@ Its rule: everything a step depends on comes with the batch (rows, step number);
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from math import isfinite, sqrt
 from pathlib import Path
@@ -21,6 +21,7 @@ from burnish.backends.base import StepResult
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.generate import continuation
 from burnish.backends.fsdp.gradients import clip, held_gradients, sum_of_squares
+from burnish.backends.fsdp.lora import Adapters, LoraSettings
 from burnish.backends.fsdp.shard import build_mesh, move_to_host, shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
 from burnish.backends.fsdp.ulysses import SequenceExchange
@@ -56,13 +57,14 @@ class FsdpBackend:
         model_path: folder or hub id.
         num_steps: horizon of the schedule.
         num_sources: sources the loss is told apart by.
-        seed: of dropout.
+        seed: of dropout, and of the first values of adapters.
         dtype: ``bfloat16`` or ``float32`` compute; by default the first on a GPU, the second on a CPU.
         trust_remote_code: run code that comes with the model.
         chat_template: text that replaces the tokenizer's in exports.
         share_rows: whether rows may hold several segments.
         attention: ``flash``, ``flex``, ``sdpa``, or ``auto`` for the fastest that can.
         objective: what a target costs in training.
+        lora: trains adapters alone, beside a model that is held in ``dtype``; None trains all weights.
         optimizer: its name.
         learning_rate: the highest.
         adam_betas: of AdamW.
@@ -99,6 +101,7 @@ class FsdpBackend:
         share_rows: bool = True,
         attention: str = "auto",
         objective: Objective = CROSS_ENTROPY,
+        lora: LoraSettings | None = None,
         optimizer: str = "adamw",
         learning_rate: float = 1e-5,
         adam_betas: tuple[float, float] = (0.9, 0.95),
@@ -130,8 +133,10 @@ class FsdpBackend:
             undo.callback(self.close)
             self._export_dtype = _DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
             self._dtype = _DTYPES[param_dtype] if param_dtype else self._export_dtype
-            blank = partial(blank_model, model_path, trust_remote_code=trust_remote_code)
+            held_dtype = self._export_dtype if lora else torch.float32
+            blank = partial(blank_model, model_path, dtype=held_dtype, trust_remote_code=trust_remote_code)
             model = blank()
+            self._adapters = Adapters(model, lora, path=model_path) if lora else None
             self._attend(model, attention, compiled=compile_layers)
             self._model = LossModel(model, num_sources=num_sources, objective=objective)
             mesh = build_mesh(ranks, fsdp_size=fsdp_size)
@@ -146,7 +151,8 @@ class FsdpBackend:
                 activation_checkpointing=activation_checkpointing,
                 compile_layers=compile_layers,
             )
-            read_weights(model, model_path, device=ranks.device, blank=blank)
+            with self._adapters.aside(model, seed=seed, device=ranks.device) if self._adapters else nullcontext():
+                read_weights(model, model_path, device=ranks.device, blank=blank)
             if cpu_offload:
                 move_to_host(model)
             self._parameters = dict(model.named_parameters())
@@ -182,7 +188,7 @@ class FsdpBackend:
         for index, inputs in enumerate(self._inputs(batch)):
             self._sharded.set_requires_gradient_sync(index == len(batch.micro_batches) - 1)
             self._seed_dropout(batch.step, index)
-            loss, by_source = self._model(**inputs)
+            loss, by_source = self._model(**inputs, targets_per_token=max(1, batch.num_targets) / batch.num_tokens)
             (loss / max(1, batch.num_targets)).backward()
             sums += by_source
         counts = target_counts(batch, num_sources=self._num_sources, exchange=self._exchange)
@@ -250,8 +256,13 @@ class FsdpBackend:
             whole = tensor.detach()
             whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
             if self._ranks.rank == 0:
-                weights[name] = whole.to("cpu", self._export_dtype if whole.is_floating_point() else whole.dtype)
+                # Adapters are merged before anything is rounded.
+                dtype = whole.dtype if self._adapters or not whole.is_floating_point() else self._export_dtype
+                weights[name] = whole.to("cpu", dtype)
         if self._ranks.rank == 0:
+            if self._adapters:
+                self._adapters.save(folder / "adapter", weights)
+                weights = dict(self._adapters.merged(weights))
             export_folder(
                 folder, model=self._model.model, weights=weights, dtype=self._export_dtype, tokenizer=self._tokenizer
             )
@@ -302,7 +313,9 @@ class FsdpBackend:
         torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
 
     def _tensors(self, *, weights_only: bool) -> dict[str, Any]:
-        tensors: dict[str, Any] = {"weights": {name: p.detach() for name, p in self._parameters.items()}}
+        tensors: dict[str, Any] = {
+            "weights": {name: p.detach() for name, p in self._parameters.items() if p.requires_grad}
+        }
         return tensors if weights_only else tensors | optimizer_tensors(self._optimizer, self._parameters)
 
     def _buffers(self) -> dict[str, torch.Tensor]:

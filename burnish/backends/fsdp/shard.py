@@ -46,7 +46,7 @@ def shard(
     Every decoder layer is gathered by itself, the rest together.
 
     Args:
-        model: float32, on meta.
+        model: on meta, all that is trained in float32.
         mesh: of :func:`build_mesh`.
         dtype: of the computation.
         reduce_dtype: in which gradients are summed over ranks and micro-batches.
@@ -55,7 +55,7 @@ def shard(
         activation_checkpointing: whether a layer keeps its input only, and is computed again in the backward.
         compile_layers: whether each layer is compiled, for rows of any length.
     """
-    policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=reduce_dtype)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy()
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
     for layer in decoder_layers(model.model):

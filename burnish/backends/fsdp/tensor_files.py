@@ -41,7 +41,7 @@ ADMITTED = frozenset(
 """(module, name) of everything a ``.metadata`` of tensors holds."""
 
 
-_SAME_MODEL = "resume with the model it was made with"
+_SAME_MODEL = "resume with the model it was made with, and the same model.lora"
 
 
 @dataclass(frozen=True, slots=True)
