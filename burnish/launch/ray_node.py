@@ -183,7 +183,6 @@ class _Rank:
         self._process.kill()
         self._process.wait()
         self._listener.join(_AT_ONCE)  # a process of its own may still hold the pipe
-        self._log.close()
 
     @property
     def code(self) -> int | None:
@@ -204,10 +203,11 @@ class _Rank:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._log.write(line)
-            self._log.flush()
-            self._board.tell(line.decode(errors="replace"))
+        with self._process.stdout as lines, self._log as log:
+            for line in lines:
+                log.write(line)
+                log.flush()
+                self._board.tell(line.decode(errors="replace"))
 
 
 def _watch(ranks: Sequence[_Rank], board: Board, *, grace_seconds: float) -> None:

@@ -1,6 +1,5 @@
 """Ranks on a Ray cluster: a run that breaks goes on from its checkpoint, and what a user can mend is told once."""
 
-import json
 import os
 import platform
 import signal
@@ -176,17 +175,30 @@ print("rank", os.environ["RANK"], flush=True)
 """
 
 
+class Later(BoardHere):
+    """A board that learns ``facts`` when both ranks have begun."""
+
+    def __init__(self, facts):
+        super().__init__()
+        self._later = facts
+        self._begun = 0
+
+    def tell(self, line):
+        super().tell(line)
+        self._begun += line.startswith("rank")
+        for key, value in self._later.items() if self._begun == 2 else ():
+            self.put(key, value)
+
+
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
-    """Runs a script as each of two ranks of a node; what is told, and the logs."""
+    """Runs a script as each of two ranks of a node; the board, and the logs."""
     monkeypatch.chdir(tmp_path)
-    config = SFTConfig(model={"path": "m"}, train_datasets=["d"], shutdown_grace_seconds=0.5)
+    config = SFTConfig(model={"path": "m"}, train_datasets=["d"], shutdown_grace_seconds=1)
 
     def make(script, **facts):
         monkeypatch.setattr(ray_node, "write_order", lambda folder, config, **order: ("-c", RANK.format(script)))
-        board = BoardHere()
-        for key, value in facts.items():
-            board.put(key, value)
+        board = Later(facts)
         places = [{"RANK": number} for number in "45"]
         ray_node.run_ranks(config, places, purpose=Purpose.TRAIN, board=board)
         logs = {file.name: file.read_text() for file in (tmp_path / "runs/sft/ranks").iterdir()}
