@@ -79,7 +79,19 @@ def _opened(path: str) -> Iterator[Stored]:
         except (OSError, SafetensorError) as error:
             problem = f"its weights cannot be read: {str(error).strip().splitlines()[0]}"
             raise path_problem(path, problem, fix="name a folder with whole *.safetensors") from error
-        yield {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
+        yield {name: _Copied(file.get_slice(name)) for file in files for name in file.keys()}  # noqa: SIM118
+
+
+class _Copied:
+    """A stored tensor whose slices have memory of their own: the file may be written to while they are trained."""
+
+    def __init__(self, stored: Any) -> None:
+        self._stored = stored
+        self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
+
+    def __getitem__(self, part: Any) -> Tensor:
+        copied: Tensor = self._stored[part].clone()
+        return copied
 
 
 def _files(path: str) -> list[str]:
