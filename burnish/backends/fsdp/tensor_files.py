@@ -5,6 +5,7 @@ and nothing else, so a planted file cannot run code.
 """
 
 import pickle
+import shutil
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,9 +66,12 @@ class DcpSave:
         try:
             self.future.result()
         except (CheckpointException, OSError, RuntimeError) as error:
+            # torch's own words do not say that a disk is full.
+            there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+            free = f"{shutil.disk_usage(there).free / 2**30:.2f} GiB are free"
             raise CheckpointError(
                 str(self.folder),
-                f"could not be written: {_cause(error)}",
+                f"could not be written: {_cause(error)} ({free} there)",
                 fix="see that the disk has room and can be written",
             ) from error
 
