@@ -184,14 +184,15 @@ def test_a_checkpoint_of_other_adapters_is_refused(model_dir, tmp_path):
 
 def _on_a_rank(model_dir, folder, dtype):
     """Three steps, a save, an export; then what follows after a load of what one rank has saved."""
-    shard.MIN_LAYER_PARAMETERS = 0
-    with opened(model_dir, **SETTINGS, dtype=dtype) as backend:
-        place = {"ranks": backend.layout.data_size, "rank": backend.layout.data_rank}
-        first = run(backend, **place)
-        backend.save(folder / "of two").wait()
-        backend.export(folder / "export of two")
-        backend.load(folder / "of one")
-        later = run(backend, first=4, **place)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard, "MIN_LAYER_PARAMETERS", 0)
+        with opened(model_dir, **SETTINGS, dtype=dtype) as backend:
+            place = {"ranks": backend.layout.data_size, "rank": backend.layout.data_rank}
+            first = run(backend, **place)
+            backend.save(folder / "of two").wait()
+            backend.export(folder / "export of two")
+            backend.load(folder / "of one")
+            later = run(backend, first=4, **place)
     return [[(r.loss, r.grad_norm) for r in results] for results in (first, later)]
 
 
