@@ -8,11 +8,9 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -20,6 +18,7 @@ from burnish.config import Purpose, SFTConfig, find_problems
 from burnish.config.rules_devices import processes_per_node
 from burnish.errors import ConfigError, LaunchError, revived
 from burnish.launch.ray_board import Board, BoardHere, BoardThere
+from burnish.launch.ray_fit import fit
 from burnish.launch.ray_node import code_hash
 from burnish.launch.tasks import Outcome
 from burnish.log import configure_logging, get_logger
@@ -29,6 +28,7 @@ log = get_logger(__name__)
 MAX_FAILURES = 3
 """Times that a run is started again; nodes that the cluster says it takes away are not counted."""
 _POLL_SECONDS = 0.3
+_LOOK = "look into the logs of Ray, and start again"
 
 
 def run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
@@ -52,7 +52,8 @@ def run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        actor = ray.remote(BoardHere).options(num_cpus=0, scheduling_strategy=here).remote()
+        beside = {"num_cpus": 0, "scheduling_strategy": here}
+        actor = ray.remote(BoardHere).options(**beside).remote()
         order = {
             "config": config.to_yaml(),
             "purpose": str(purpose),
@@ -62,9 +63,13 @@ def run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
             "num_ranks": bundle["CPU"],
             "actor": actor,
         }
-        with TemporaryDirectory(prefix="burnish-ray-") as folder:
-            fit = _Fit(ray, order, bundle=bundle, folder=folder)
-            return _followed(fit, BoardThere(actor))
+        # In a process of its own: Ray Train waits without end, and catches signals that are ours.
+        fitted = ray.remote(fit).options(**beside, max_retries=0).remote(order, bundle=bundle, limit=MAX_FAILURES)
+        try:
+            return _followed(ray, fitted, BoardThere(actor))
+        except ray.exceptions.RayError as error:
+            said = str(error).strip().splitlines()[-1]
+            raise LaunchError("launcher=ray", f"Ray failed ({said})", fix=_LOOK) from error
 
 
 def _require_room(
@@ -81,79 +86,17 @@ def _require_room(
     log.warning("the Ray cluster has no room yet: %s; waiting for more nodes", problem)
 
 
-class _Fit(threading.Thread):
-    """Ray Train at work: a worker on each node, which starts the ranks there."""
-
-    def __init__(self, ray: ModuleType, order: Mapping[str, Any], *, bundle: Mapping[str, int], folder: str) -> None:
-        super().__init__(name="ray train", daemon=True)
-        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-
-        num_nodes = order["num_nodes"]
-        self._trainer = DataParallelTrainer(
-            _on_node(),
-            train_loop_config=dict(order),
-            scaling_config=ray.train.ScalingConfig(
-                num_workers=num_nodes,
-                use_gpu="GPU" in bundle,
-                resources_per_worker=dict(bundle),
-                placement_strategy="STRICT_SPREAD" if num_nodes > 1 else "PACK",
-            ),
-            run_config=ray.train.RunConfig(
-                storage_path=folder, failure_config=ray.train.FailureConfig(max_failures=MAX_FAILURES)
-            ),
-        )
-        self._failed = ray.train.TrainingFailedError, ray.exceptions.RayError
-        self._worker_failed = ray.train.WorkerGroupError
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        """Ray Train catches signals of the main thread, which are ours."""
-        try:
-            self._trainer.fit()
-        except self._failed as error:
-            self.error = error
-
-    def is_of_ranks(self) -> bool:
-        """Whether it ended because ranks failed too often."""
-        return isinstance(self.error, self._worker_failed)
-
-
-def _on_node() -> Any:
-    """What a worker does. It travels as it stands, so that a node without Burnish can say that it has none."""
-
-    def work(order: dict[str, Any]) -> None:
-        import platform
-
-        import ray
-
-        try:
-            from burnish.launch.ray_node import run_node
-        except ImportError as error:
-            told = {
-                "kind": "LaunchError",
-                "where": f"node {platform.node()}",
-                "problem": f"Burnish cannot be imported there, or is another version ({error})",
-                "fix": "install the same version on all nodes",
-            }
-            ray.get(order["actor"].put.remote("error", told))
-            return
-        run_node(ray, **order)
-
-    return work
-
-
-def _followed(fit: _Fit, board: Board) -> Outcome:
-    """Show what the nodes tell until ``fit`` ends; signals that come meanwhile reach the ranks."""
+def _followed(ray: ModuleType, fitted: Any, board: Board) -> Outcome:
+    """Show what the nodes tell until ``fitted`` is there; signals that come meanwhile reach the ranks."""
     signals: list[int] = []
     with _noted(signals):
-        fit.start()
-        while fit.is_alive():
+        while not ray.wait([fitted], timeout=_POLL_SECONDS)[0]:
             _show(board)
             if signals:
                 board.put("stop", "at once" if signal.SIGINT in signals[1:] else "saved")
-                if not board.get("begun"):
+                if board.get("begun") is None:
                     raise SystemExit(128 + signals[0])
-            time.sleep(_POLL_SECONDS)
+        kind, said = ray.get(fitted)
         _show(board)
     if told := board.get("error"):
         raise revived(told)
@@ -163,12 +106,10 @@ def _followed(fit: _Fit, board: Board) -> Outcome:
         return Outcome(outcome["result"], status)
     if signals:
         raise SystemExit(128 + signals[0])
-    if fit.error and not failed and not fit.is_of_ranks():
-        said = str(fit.error).strip().splitlines()[-1]
-        fix = "look into the logs of Ray, and start again"
-        raise LaunchError("launcher=ray", f"Ray failed ({said})", fix=fix) from fit.error
-    if fit.error:
+    if kind == "WorkerGroupError" and not failed:
         log.error("given up: ranks failed %d times", MAX_FAILURES + 1)
+    elif kind and not failed:
+        raise LaunchError("launcher=ray", f"Ray failed ({kind}: {said})", fix=_LOOK)
     raise SystemExit(2 if failed else 1)
 
 
