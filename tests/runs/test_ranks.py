@@ -153,15 +153,12 @@ def test_a_dead_rank_is_noticed_by_those_that_wait_outside_a_collective(tmp_path
 
 
 def test_what_all_ranks_find_wrong_is_said_once(tmp_path, keys):
-    for done in (
-        under_torchrun("train", *keys, "num_stepz=3", folder=tmp_path),
-        under_torchrun("train", *keys, "train_datasets=missing.jsonl", folder=tmp_path),
-    ):
-        assert done.stderr.count("fix:") == 1, done.stderr
-        assert done.stderr.count("missing.jsonl") + done.stderr.count("num_stepz") == 1
-    done = burnish("train", *keys, TWO, "train_datasets=missing.jsonl", folder=tmp_path)
+    done = under_torchrun("train", *keys, "num_stepz=3", folder=tmp_path)
+    assert re.findall(".*num_stepz.*", done.stderr) == ["  num_stepz='3': there is no such key"], done.stderr
+    done = burnish("train", *keys[:1], TWO, "train_datasets=missing.jsonl", folder=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.count("fix:") == 1, done.stderr
+    assert re.findall(r"(rank \d).*missing.jsonl: ", done.stderr) in (["rank 0"], ["rank 1"]), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_time_to_save_is_bounded(tmp_path, keys):
