@@ -29,6 +29,7 @@ from burnish.launch.ray_board import Board, BoardThere
 _POLL_SECONDS = 0.3
 _TO_END, _AT_ONCE = 15.0, 5.0
 """Seconds in which ranks have ended when one has failed, here or elsewhere; when the user will not wait."""
+_TO_LEARN = 3.0
 _MENDABLE = 2
 
 
@@ -153,6 +154,7 @@ def run_ranks(config: SFTConfig, places: Sequence[Mapping[str, str]], *, purpose
         if outcome.exists():
             board.put("outcome", json.loads(outcome.read_text(encoding="utf-8")))
     died = [rank.died for rank in ranks if rank.died]
+    time.sleep(_TO_LEARN if died else 0)  # another node may know the reason: one that the user can mend
     if died and not any(map(board.get, ("stop", "error", "failed"))):
         board.tell("".join(f"{text}\n" for text in died))
         raise RuntimeError("; ".join(died))
@@ -219,6 +221,8 @@ def _watch(ranks: Sequence[_Rank], board: Board, *, grace_seconds: float) -> Non
             obeyed = wish
             number, seconds = (signal.SIGTERM, grace_seconds) if wish == "saved" else (signal.SIGINT, _AT_ONCE)
             deadline = _send(ranks, number) + seconds
+        if _MENDABLE in codes:
+            board.put("failed", True)
         if any(codes) or board.get("error") or board.get("failed"):
             deadline = min(deadline, time.monotonic() + _TO_END)
         if time.monotonic() > deadline:

@@ -1,5 +1,6 @@
 """Ranks on a Ray cluster: a run that breaks goes on from its checkpoint, and what a user can mend is told once."""
 
+import json
 import os
 import platform
 import signal
@@ -12,7 +13,7 @@ import pytest
 
 from burnish import SFTConfig, SFTTrainer
 from burnish.config import Purpose
-from burnish.errors import DataError, LaunchError
+from burnish.errors import DataError, LaunchError, revived
 from burnish.launch import ray as on_ray
 from burnish.launch import ray_node
 from burnish.launch.ray_board import BoardHere
@@ -194,6 +195,8 @@ class Later(BoardHere):
 def ranks(tmp_path, monkeypatch):
     """Runs a script as each of two ranks of a node; the board, and the logs."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray_node, "_TO_END", 0.5)
+    monkeypatch.setattr(ray_node, "_TO_LEARN", 0.1)
     config = SFTConfig(model={"path": "m"}, train_datasets=["d"], shutdown_grace_seconds=1)
 
     def make(script, **facts):
@@ -215,7 +218,7 @@ def test_what_ranks_say_is_told_and_kept(ranks):
 
 
 def test_an_error_that_can_be_mended_is_not_raised(ranks):
-    board, _ = ranks("sys.exit(2 if os.environ['RANK'] == '5' else 1)")
+    board, _ = ranks("sys.exit(2) if os.environ['RANK'] == '5' else time.sleep(60)")
     assert board.get("failed")
 
 
@@ -223,8 +226,7 @@ def test_an_error_that_can_be_mended_is_not_raised(ranks):
     ("how", "said"),
     [("os.kill(os.getpid(), 9)", "was killed by SIGKILL"), ("sys.exit(1)", "ended with 1")],
 )
-def test_a_rank_that_dies_is_raised_and_none_stays_behind(ranks, monkeypatch, how, said):
-    monkeypatch.setattr(ray_node, "_TO_END", 0.5)
+def test_a_rank_that_dies_is_raised_and_none_stays_behind(ranks, how, said):
     with pytest.raises(RuntimeError, match=f"rank 4 on {platform.node()} {said}"):
         ranks(f"{how} if os.environ['RANK'] == '4' else time.sleep(60)")
 
@@ -242,6 +244,36 @@ def test_ranks_that_do_not_save_in_time_are_killed(ranks):
     assert time.monotonic() - started < 20
 
 
-def test_ranks_do_not_wait_for_a_node_that_is_not_fit(ranks, monkeypatch):
-    monkeypatch.setattr(ray_node, "_TO_END", 0.5)
+def test_ranks_do_not_wait_for_a_node_that_is_not_fit(ranks):
     ranks("time.sleep(60)", error={"kind": "LaunchError"})
+
+
+WITHOUT_BURNISH = """
+import json, sys
+import ray
+from ray import cloudpickle
+from burnish.launch.ray_fit import _on_node
+
+sent = cloudpickle.dumps(_on_node())
+for name in [name for name in sys.modules if name.partition(".")[0] == "burnish"]:
+    del sys.modules[name]
+sys.modules["burnish"] = None
+
+
+class Told:
+    def remote(self, *words):
+        print(json.dumps(words))
+
+
+ray.get = lambda told: told
+cloudpickle.loads(sent)({"actor": type("Actor", (), {"put": Told()})})
+"""
+
+
+def test_a_node_without_burnish_says_so():
+    result = subprocess.run([sys.executable, "-c", WITHOUT_BURNISH], capture_output=True, text=True, check=True)
+    key, told = json.loads(result.stdout)
+    assert key == "error"
+    error = revived(told)
+    assert isinstance(error, LaunchError)
+    assert str(error).startswith(f"node {platform.node()}: Burnish cannot be imported there")
