@@ -5,10 +5,8 @@ goes is renamed before it is emptied, ``global_step_N.removed``. So what carries
 a kill has left is known by its own.
 """
 
-import os
 import platform
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,8 +106,8 @@ class FolderPlace:
             CheckpointError: a rank does not see what rank 0 writes.
         """
         del resumed
-        probe = self._folder / self._ranks.of_first(self._probe)
-        self._ranks.of_each(lambda: require_seen(probe))
+        probe = self._folder / ".burnish-probe"
+        self._ranks.of_each(lambda: self._probe(probe))
         if not self._is_first:
             return
         with on_disk(self._folder):
@@ -119,12 +117,13 @@ class FolderPlace:
                     self._rename(draft)
                     log.info("checkpoint %s is complete: only its name was missing", draft.with_suffix(""))
 
-    def _probe(self) -> str:
+    def _probe(self, probe: Path) -> None:
+        if not self._is_first:
+            require_seen(probe)
+            return
         with on_disk(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(prefix=".burnish-", dir=self._folder)
-            os.close(descriptor)
-        return Path(name).name
+            probe.touch()
 
     def _rename(self, draft: Path) -> None:
         """Of an earlier checkpoint of this step, if there is one, one of both is whole at any time."""
