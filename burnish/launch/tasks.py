@@ -1,6 +1,7 @@
 """What a rank does: train, or evaluate. A signal ends the training after the step at hand, saved on all ranks."""
 
 import os
+import platform
 import signal
 import threading
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from typing import Any
 from burnish.assemble.data import build_eval_sets
 from burnish.assemble.model import require_valid
 from burnish.assemble.run import build_backend, build_checkpointer, build_run, open_data
+from burnish.backends.comm import Ranks
 from burnish.config import Purpose, SFTConfig
-from burnish.errors import CheckpointError, DataError
+from burnish.errors import CheckpointError, DataError, LaunchError
 from burnish.launch.contact import Contact
-from burnish.launch.rank import placed
+from burnish.launch.rank import Place, placed
 from burnish.log import get_logger
 from burnish.train.evaluation import evaluate as evaluate_sets
 
@@ -43,7 +45,7 @@ def train(config: SFTConfig) -> Outcome:
     """Train what ``config`` says, to its end or to a signal to any rank."""
     stop = StopSignal()
     with (
-        placed() as place,
+        _agreed(config) as place,
         build_run(config, ranks=place.ranks, interrupted=lambda: stop.number != 0) as trainer,
     ):
         with _heeded(stop, place.contact):
@@ -58,7 +60,7 @@ def train(config: SFTConfig) -> Outcome:
 
 def evaluate(config: SFTConfig) -> Outcome:
     """Evaluate ``model.path``, or the checkpoint ``resume_from``, on the evaluation sets of ``config``."""
-    with placed() as place:
+    with _agreed(config) as place:
         card = require_valid(config, purpose=Purpose.EVALUATE)
         _, evals = open_data(config, card, place.ranks, purpose=Purpose.EVALUATE)
         if not evals:
@@ -78,6 +80,33 @@ def evaluate(config: SFTConfig) -> Outcome:
 
 
 TASKS = {Purpose.TRAIN: train, Purpose.EVALUATE: evaluate}
+
+
+@contextmanager
+def _agreed(config: SFTConfig) -> Iterator[Place]:
+    """The place of this process among ranks that all were given ``config``."""
+    with placed() as place:
+        require_same(config, place.ranks)
+        yield place
+
+
+def require_same(config: SFTConfig, ranks: Ranks) -> None:
+    """Compare the ``config`` of all ranks; where each keeps its cache is its own matter.
+
+    Raises:
+        LaunchError: two differ.
+    """
+    if ranks.world_size == 1:
+        return
+    plain = config.to_plain()
+    found = ranks.gather([platform.node(), plain])
+    for rank, (node, other) in enumerate(found):
+        for key, value in found[0][1].items():
+            if key != "cache_dir" and other[key] != value:
+                problem = f"has {key}={other[key]!r}, and rank 0 on {found[0][0]} {value!r}"
+                raise LaunchError(
+                    f"rank {rank} on {node}", problem, fix="start all ranks with the same RUN.yaml and words"
+                )
 
 
 @contextmanager
