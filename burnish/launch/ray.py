@@ -107,7 +107,7 @@ def _followed(ray: ModuleType, fitted: Any, board: Board) -> Outcome:
     if signals:
         raise SystemExit(128 + signals[0])
     if kind == "WorkerGroupError" and not failed:
-        log.error("given up: ranks failed %d times", MAX_FAILURES + 1)
+        log.error("given up: ranks failed %d times; the last time: %s", MAX_FAILURES + 1, said)
     elif kind and not failed:
         raise LaunchError("launcher=ray", f"Ray failed ({kind}: {said})", fix=_LOOK)
     raise SystemExit(2 if failed else 1)

@@ -53,6 +53,8 @@ def run_node(
     """
     board, node_rank = BoardThere(actor), ray.train.get_context().get_world_rank()
     start = ray.util.get_current_placement_group().id.hex()
+    if _is_over(board):
+        return  # the reason of the last failure came too late for Ray Train
     try:
         require_fit(folder=folder, code=code)
         os.chdir(folder)
@@ -142,10 +144,15 @@ def run_ranks(config: SFTConfig, places: Sequence[Mapping[str, str]], *, purpose
         board: that of all nodes.
 
     Raises:
+        LaunchError: there is no place for their logs.
         RuntimeError: one died, and not of an error that the user can mend.
     """
     logs = Path(config.log_dir) / config.run_name / "ranks"
-    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"cannot be written on node {platform.node()}: {error.strerror}"
+        raise LaunchError(f"log_dir={config.log_dir}", problem, fix="give a folder that can be written") from error
     with TemporaryDirectory(prefix="burnish-ray-") as own, ExitStack() as stack:
         command = (sys.executable, *write_order(Path(own), config, purpose=purpose, environment={}))
         ranks = [stack.enter_context(_Rank(command, place, logs=logs, board=board)) for place in places]
@@ -155,7 +162,7 @@ def run_ranks(config: SFTConfig, places: Sequence[Mapping[str, str]], *, purpose
             board.put("outcome", json.loads(outcome.read_text(encoding="utf-8")))
     died = [rank.died for rank in ranks if rank.died]
     time.sleep(_TO_LEARN if died else 0)  # another node may know the reason: one that the user can mend
-    if died and not any(map(board.get, ("stop", "error", "failed"))):
+    if died and not _is_over(board):
         board.tell("".join(f"{text}\n" for text in died))
         raise RuntimeError("; ".join(died))
 
@@ -242,11 +249,16 @@ def _awaited(start: str, board: Board) -> dict[str, Any] | None:
     """The plan of this ``start``; none when the run is over before it begins."""
     plan: dict[str, Any] | None = None
     while plan is None:
-        if any(map(board.get, ("stop", "error", "failed"))):
+        if _is_over(board):
             return None
         plan = board.get(start)
         time.sleep(0 if plan else _POLL_SECONDS)
     return plan
+
+
+def _is_over(board: Board) -> bool:
+    """Whether the run ends, and must not be started again."""
+    return any(map(board.get, ("stop", "error", "failed")))
 
 
 def _complete_steps(config: SFTConfig) -> list[int]:

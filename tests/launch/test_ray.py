@@ -217,6 +217,12 @@ def test_what_ranks_say_is_told_and_kept(ranks):
     assert not board.get("failed")
 
 
+def test_logs_that_cannot_be_written_are_an_error(ranks, tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(LaunchError, match=f"log_dir=runs: cannot be written on node {platform.node()}"):
+        ranks("")
+
+
 def test_an_error_that_can_be_mended_is_not_raised(ranks):
     board, _ = ranks("sys.exit(2) if os.environ['RANK'] == '5' else time.sleep(60)")
     assert board.get("failed")
