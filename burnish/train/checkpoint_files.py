@@ -51,11 +51,9 @@ def step_of(name: str) -> int | None:
 
 
 def write_json(folder: Path, contents: Mapping[str, Any]) -> None:
-    """Write each of ``contents`` into ``folder``, as NAME.json, to stay."""
+    """Write each of ``contents`` into ``folder``, as NAME.json."""
     for name, content in contents.items():
-        file = folder / f"{name}.json"
-        file.write_text(json.dumps(content, indent=1, sort_keys=True))
-        sync(file)
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True))
 
 
 def describe(folder: Path) -> dict[str, Fact]:

@@ -273,3 +273,31 @@ def test_it_takes_no_more_memory_than_its_reads(s3_bucket, tmp_path):
         [sys.executable, "-c", script, s3_bucket.uri("tok")], check=True, capture_output=True, text=True, timeout=100
     )
     assert int(done.stdout) < 2 * transfer.THREADS * transfer.RANGE_BYTES // 1024
+
+
+def test_what_was_sent_and_is_still_there_is_not_sent_again(s3_bucket, faulty, tmp_path):
+    s3_bucket.put("before", b"this server makes a bucket with its first object")
+    folder, names = tmp_path / "made", ["a", "sub/b", "c"]
+    (folder / "sub").mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text(name)
+    transfer.send(folder, s3_bucket.uri("out"), names=names[:2])
+    s3_bucket.put("out/a", b"of another")
+    with (folder / transfer.SENT_NAME).open("a") as notes:
+        notes.write('["c", "torn')
+    faulty.heal()
+    transfer.send(folder, s3_bucket.uri("out"), names=names)
+    assert sorted(request.key for request in faulty.requests if request.kind == "put") == ["out/a", "out/c"]
+    assert [s3_bucket.get(f"out/{name}").decode() for name in names] == names
+    transfer.clear(s3_bucket.uri("out"), last="c")
+    assert s3_bucket.keys("out") == []
+    assert [request.key for request in faulty.requests if request.kind == "delete"][-1] == "out/c"
+
+
+def test_a_large_file_is_sent_in_parts(s3_bucket, faulty, tmp_path):
+    s3_bucket.put("before", b"this server makes a bucket with its first object")
+    (tmp_path / "big").write_bytes(body := os.urandom((2 << 23) + 1))
+    transfer.send(tmp_path, s3_bucket.uri("out"), names=["big"])
+    parts = [request.query["partNumber"] for request in faulty.requests if request.kind == "put"]
+    assert sorted(parts) == ["1", "2", "3"]
+    assert s3_bucket.get("out/big") == body

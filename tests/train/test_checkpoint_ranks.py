@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -83,39 +84,25 @@ def test_all_write_the_first_publishes_and_all_go_on_from_there(tmp_path):
     files = json.loads((tmp_path / "ckpt" / "global_step_4" / "COMPLETE").read_text())["files"]
     assert {"backend/weight-0.json", "backend/weight-1.json", "state.json"} <= files.keys()
     assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == [f"global_step_{step}" for step in (2, 4, 6)]
-    resume = Resumed(num_steps=9)
-    assert on_ranks(2, resume, place) == [(6, 9, "")] * 2
-    assert on_ranks(2, resume, place) == [(9, 9, "")] * 2, "a finished run does nothing"
+    more = partial(resume, num_steps=9)
+    assert on_ranks(2, more, place) == [(6, 9, "")] * 2
+    assert on_ranks(2, more, place) == [(9, 9, "")] * 2, "a finished run does nothing"
     assert sorted(complete_checkpoints(place)) == [2, 4, 6, 8, 9]
 
 
-class Resumed:
-    """``train`` with resume_from=latest."""
-
-    def __init__(self, **options):
-        self._options = options
-
-    def __call__(self, place):
-        return train(place, resume_from="latest", **self._options)
+resume = partial(train, resume_from="latest")
 
 
-class Failing(Resumed):
-    """``train`` where rank 1 fails at a step; how writing ends, a backend tells all ranks."""
-
-    def __call__(self, place):
-        both = "ends_badly_at" in self._options
-        return train(place, failing={1: self._options, 0: self._options if both else {}})
-
-
-@pytest.mark.parametrize("how", ["begins_badly_at", "ends_badly_at"])
-def test_what_fails_on_one_rank_ends_all_with_its_reason_and_removes_nothing(tmp_path, how):
+@pytest.mark.parametrize(("how", "ranks"), [("begins_badly_at", [1]), ("ends_badly_at", [0, 1])])
+def test_what_fails_on_one_rank_ends_all_with_its_reason_and_removes_nothing(tmp_path, how, ranks):
     place = str(tmp_path / "ckpt")
-    found = on_ranks(2, Failing(**{how: 4}), place)
+    # How writing ends, a backend tells all ranks.
+    found = on_ranks(2, partial(train, failing={rank: {how: 4} for rank in ranks}), place)
     reason = {"begins_badly_at": "No space left on device", "ends_badly_at": "the disk is gone"}[how]
     assert [reason in error for _, _, error in found] == [True, True]
     assert len({weight for _, weight, _ in found}) == 1, "at the same step"
     assert sorted(complete_checkpoints(place)) == [2]
-    assert on_ranks(2, Resumed(), place) == [(2, 6, "")] * 2
+    assert on_ranks(2, resume, place) == [(2, 6, "")] * 2
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -123,25 +110,23 @@ def test_a_file_of_any_rank_that_was_changed_stops_all(tmp_path, number):
     place = str(tmp_path / "ckpt")
     on_ranks(2, train, place)
     (tmp_path / "ckpt" / "global_step_6" / "backend" / f"weight-{number}.json").write_text("7")
-    for _, _, error in on_ranks(2, Resumed(), place):
+    for _, _, error in on_ranks(2, resume, place):
         assert f"weight-{number}.json: is not as it was written" in error
 
 
-class OnNodes:
-    """``train`` with two nodes of a rank each, with a disk of its own."""
-
-    def __init__(self, server, caches, **options):
-        self._settings = {"server": server, "caches": caches, "nodes": True, **options}
-
-    def __call__(self, place):
-        return train(place, **self._settings)
+def test_what_differs_is_named_on_all(tmp_path):
+    place = str(tmp_path / "ckpt")
+    on_ranks(2, partial(train, run={"seed": 1, "batch_size": 4}), place)
+    for _, weight, error in on_ranks(2, partial(resume, run={"seed": 2, "batch_size": 8}), place):
+        assert "batch_size was 4, is 8; seed was 1, is 2" in error
+        assert weight == 0
 
 
 def test_nodes_without_a_common_disk_save_into_a_bucket(s3_bucket, tmp_path):
     s3_bucket.put("before", b"this server makes a bucket with its first object")
     uri, caches = s3_bucket.uri("ck"), [str(tmp_path / name) for name in ("a", "b")]
     exports = s3_bucket.uri("out")
-    run = OnNodes(s3_bucket.server, caches, exports=exports, keep=2)
+    run = partial(train, nodes=True, server=s3_bucket.server, caches=caches, exports=exports, keep=2)
     assert on_ranks(2, run, uri) == [(0, 6, "")] * 2
     assert sorted(complete_checkpoints(uri)) == [4, 6]
     names = {"COMPLETE", "config.json", "run.json", "state.json", "backend/weight-0.json", "backend/weight-1.json"}
@@ -153,7 +138,7 @@ def test_nodes_without_a_common_disk_save_into_a_bucket(s3_bucket, tmp_path):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
     moved = [str(tmp_path / name) for name in ("c", "d")]
-    again = OnNodes(s3_bucket.server, moved, resume_from="latest", num_steps=8)
+    again = partial(train, nodes=True, server=s3_bucket.server, caches=moved, resume_from="latest", num_steps=8)
     assert on_ranks(2, again, uri) == [(6, 8, "")] * 2
 
 
@@ -163,30 +148,31 @@ def test_a_node_that_cannot_upload_ends_all_and_all_go_on(s3_bucket, faulty, tmp
     uri, caches = s3_bucket.uri("ck"), [str(tmp_path / name) for name in ("a", "b")]
     key = "ck/global_step_2/backend/weight-1.json"
     faulty.on("put", answer(403, "AccessDenied"), where=lambda request: request.key == key)
-    for _, weight, error in on_ranks(2, OnNodes(faulty.url, caches), uri):
+    for _, weight, error in on_ranks(2, partial(train, nodes=True, server=faulty.url, caches=caches), uri):
         assert f"{key}: access is denied (403 AccessDenied)" in error
         assert 2 <= weight <= 4
     assert complete_checkpoints(uri) == {}
     faulty.heal()
-    assert on_ranks(2, OnNodes(faulty.url, caches, resume_from="latest"), uri) == [(2, 6, "")] * 2
+    assert (
+        on_ranks(2, partial(train, nodes=True, server=faulty.url, caches=caches, resume_from="latest"), uri)
+        == [(2, 6, "")] * 2
+    )
     sent = {request.key for request in faulty.requests if request.kind == "put" and "step_2/" in request.key}
     assert sent == {f"ck/global_step_2/{name}" for name in ("PARTIAL", "COMPLETE", "backend/weight-1.json")}
 
 
-def test_a_folder_that_a_node_does_not_share_is_named_before_the_first_step(tmp_path, monkeypatch):
-    for _, weight, error in on_ranks(2, Apart(), str(tmp_path)):
+def test_a_folder_that_a_node_does_not_share_is_named_before_the_first_step(tmp_path):
+    for _, weight, error in on_ranks(2, train_apart, str(tmp_path)):
         assert "is there for rank 0, but not on" in error
         assert weight == 0
 
 
-class Apart:
+def train_apart(folder):
     """``train`` where each rank has a folder of its own behind the same path."""
-
-    def __call__(self, folder):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint_folder, "_TO_BE_SEEN", 0.5)
-            patch.chdir(_made(Path(folder) / os.environ["RANK"]))
-            return train("ckpt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint_folder, "_TO_BE_SEEN", 0.5)
+        patch.chdir(_made(Path(folder) / os.environ["RANK"]))
+        return train("ckpt")
 
 
 def _made(folder: Path) -> Path:
