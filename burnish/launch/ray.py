@@ -7,11 +7,10 @@ most ``MAX_FAILURES`` times.
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from burnish.config import Purpose, SFTConfig, find_problems
@@ -20,6 +19,7 @@ from burnish.errors import ConfigError, LaunchError, revived
 from burnish.launch.ray_board import Board, BoardHere, BoardThere
 from burnish.launch.ray_fit import fit
 from burnish.launch.ray_node import code_hash
+from burnish.launch.signals import heeded
 from burnish.launch.tasks import Outcome
 from burnish.log import configure_logging, get_logger
 
@@ -89,7 +89,7 @@ def _require_room(
 def _followed(ray: ModuleType, fitted: Any, board: Board) -> Outcome:
     """Show what the nodes tell until ``fitted`` is there; signals that come meanwhile reach the ranks."""
     signals: list[int] = []
-    with _noted(signals):
+    with heeded(signals.append):
         while not ray.wait([fitted], timeout=_POLL_SECONDS)[0]:
             _show(board)
             if signals:
@@ -101,7 +101,7 @@ def _followed(ray: ModuleType, fitted: Any, board: Board) -> Outcome:
     if told := board.get("error"):
         raise revived(told)
     outcome, failed = board.get("outcome"), board.get("failed")
-    if outcome and not failed:
+    if outcome and not failed and not kind:
         status = 128 + signals[0] if signals and outcome["exit_status"] else outcome["exit_status"]
         return Outcome(outcome["result"], status)
     if signals:
@@ -116,25 +116,6 @@ def _followed(ray: ModuleType, fitted: Any, board: Board) -> Outcome:
 def _show(board: Board) -> None:
     sys.stderr.write("".join(board.read()))
     sys.stderr.flush()
-
-
-@contextmanager
-def _noted(signals: list[int]) -> Iterator[None]:
-    """Note the signals that this process gets in ``signals``."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python gives signals to the main thread alone.
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        signals.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def import_ray(library: str) -> ModuleType:

@@ -157,14 +157,15 @@ def run_ranks(config: SFTConfig, places: Sequence[Mapping[str, str]], *, purpose
         command = (sys.executable, *write_order(Path(own), config, purpose=purpose, environment={}))
         ranks = [stack.enter_context(_Rank(command, place, logs=logs, board=board)) for place in places]
         _watch(ranks, board, grace_seconds=config.shutdown_grace_seconds)
-        outcome = Path(own, OUTCOME)
-        if outcome.exists():
-            board.put("outcome", json.loads(outcome.read_text(encoding="utf-8")))
+        file = Path(own, OUTCOME)
+        outcome = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
     died = [rank.died for rank in ranks if rank.died]
     time.sleep(_TO_LEARN if died else 0)  # another node may know the reason: one that the user can mend
     if died and not _is_over(board):
         board.tell("".join(f"{text}\n" for text in died))
         raise RuntimeError("; ".join(died))
+    if outcome:
+        board.put("outcome", outcome)
 
 
 class _Rank:

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -27,6 +25,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from burnish.config import Purpose, SFTConfig
 from burnish.launch.order import OUTCOME, write_order
+from burnish.launch.signals import heeded
 from burnish.launch.tasks import Outcome
 from burnish.log import get_logger
 
@@ -97,7 +96,7 @@ class _Watch:
 
     def run(self) -> RunResult:
         """Return when every rank has ended."""
-        with ThreadPoolExecutor(1) as thread, self._noting():
+        with ThreadPoolExecutor(1) as thread, heeded(self._signals.append):
             running: Future[RunResult] = thread.submit(self._agent.run)
             try:
                 self._follow(running)
@@ -128,23 +127,6 @@ class _Watch:
         for pid in self._pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-    @contextmanager
-    def _noting(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield  # Python gives signals to the main thread alone.
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            del frame
-            self._signals.append(number)
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _blame(failures: Mapping[int, ProcessFailure]) -> int:

@@ -3,11 +3,9 @@
 import os
 import platform
 import signal
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from types import FrameType
 from typing import Any
 
 from burnish.assemble.data import build_eval_sets
@@ -18,6 +16,7 @@ from burnish.config import Purpose, SFTConfig
 from burnish.errors import CheckpointError, DataError, LaunchError
 from burnish.launch.contact import Contact
 from burnish.launch.rank import Place, placed
+from burnish.launch.signals import heeded
 from burnish.log import get_logger
 from burnish.train.evaluation import evaluate as evaluate_sets
 
@@ -48,7 +47,7 @@ def train(config: SFTConfig) -> Outcome:
         _agreed(config) as place,
         build_run(config, ranks=place.ranks, interrupted=lambda: stop.number != 0) as trainer,
     ):
-        with _heeded(stop, place.contact):
+        with heeded(_noting(stop, place.contact)):
             progress = trainer.train()
         place.ranks.meet("trained")
         number = max(place.ranks.gather(stop.number))
@@ -109,15 +108,10 @@ def require_same(config: SFTConfig, ranks: Ranks) -> None:
                 )
 
 
-@contextmanager
-def _heeded(stop: StopSignal, contact: Contact) -> Iterator[None]:
-    """Note the first signal in ``stop``. Schedulers repeat SIGTERM, so only a SIGINT after it ends the run at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python gives signals to the main thread alone.
-        return
+def _noting(stop: StopSignal, contact: Contact) -> Callable[[int], None]:
+    """Notes the first signal in ``stop``. Schedulers repeat SIGTERM, so only a SIGINT after it ends the run at once."""
 
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
+    def note(number: int) -> None:
         if contact.lost() is not None:
             contact.say_lost()
             raise SystemExit(1)
@@ -129,9 +123,4 @@ def _heeded(stop: StopSignal, contact: Contact) -> Iterator[None]:
                 # Not through the log: the signal may have come while it was writing.
                 os.write(2, b"stopping: the step is finished and saved first; Ctrl-C (again) ends at once\n")
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return note
