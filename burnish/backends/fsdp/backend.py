@@ -286,27 +286,21 @@ class FsdpBackend:
     def _try_out(self, model_path: str, *, share_rows: bool) -> None:
         self._model.eval()
         settings: dict[str, Any] = {"device": self._ranks.device, "dtype": self._dtype}
-        problem = head_problem(self._model, **settings)
-        if problem:
-            raise BurnishError(
-                f"model.path={model_path}", f"cannot be trained faithfully: {problem}", fix="name another model"
+        checks: list[tuple[str, Callable[[], str], str]] = [
+            ("cannot be trained faithfully", lambda: head_problem(self._model, **settings), "name another model")
+        ]
+        if share_rows:
+            fix = "write remove_microbatch_padding=false (and use_sequence_packing=false)"
+            checks.append(("examples cannot share a row", lambda: isolation_problem(self._model, **settings), fix))
+        if exchange := self._exchange:
+            fix = "leave out sequence_parallel_size"
+            checks.append(
+                ("ranks cannot share its rows", lambda: parts_problem(self._model, exchange, **settings), fix)
             )
-        problem = isolation_problem(self._model, **settings) if share_rows else ""
-        if problem:
-            raise BurnishError(
-                f"model.path={model_path}",
-                f"examples cannot share a row: {problem}",
-                fix="write remove_microbatch_padding=false (and use_sequence_packing=false)",
-            )
-        problem = parts_problem(self._model, self._exchange, **settings) if self._exchange else ""
-        # Only a rank that holds a later part may find it, and no other may wait for that one.
-        problem = max(self._ranks.gather(problem))
-        if problem:
-            raise BurnishError(
-                f"model.path={model_path}",
-                f"ranks cannot share its rows: {problem}",
-                fix="leave out sequence_parallel_size",
-            )
+        for what, find, fix in checks:
+            # One rank may find it alone, and no other may wait for that one.
+            if problem := max(self._ranks.gather(find())):
+                raise BurnishError(f"model.path={model_path}", f"{what}: {problem}", fix=fix)
 
     def _seed_dropout(self, step: int, micro_batch: int) -> None:
         entropy = np.random.SeedSequence([self._seed, step, self._ranks.rank, micro_batch])

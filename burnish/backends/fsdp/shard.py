@@ -1,5 +1,6 @@
 """A model becomes one whose parameters are spread over the ranks (FSDP2), with its gradients summed, not averaged."""
 
+from itertools import count
 from typing import Any
 
 import torch
@@ -18,16 +19,19 @@ from torch.distributed.fsdp import (
 from burnish.backends.comm import Ranks
 from burnish.models.loss import LossModel
 
+_MESHES = count()
 MIN_LAYER_PARAMETERS = 2**20
 """A smaller layer is gathered with the rest: by itself it would cost more time than it saves memory."""
 
 
 def build_mesh(ranks: Ranks, *, fsdp_size: int | None) -> DeviceMesh:
     """All ranks, in groups of ``fsdp_size`` that hold a copy of the model each; one group where that is None."""
-    if fsdp_size in (None, ranks.world_size):
-        return init_device_mesh(ranks.device.type, (ranks.world_size,))
-    shape = (ranks.world_size // fsdp_size, fsdp_size)
-    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("copies", "parts"))
+    parts = fsdp_size or ranks.world_size
+    shape = (parts,) if parts == ranks.world_size else (ranks.world_size // parts, parts)
+    # DTensor takes meshes of equal names and ranks for one, also one of a group that was left.
+    number = next(_MESHES)
+    names = tuple(f"{name}_{number}" for name in ("copies", "parts")[-len(shape) :])
+    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
 
 
 def shard(
