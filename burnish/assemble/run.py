@@ -12,6 +12,9 @@ from burnish.assemble.data import build_eval_sets, build_stream, count_steps, op
 from burnish.assemble.model import cache_settings, lora_settings, plan_layout, require_valid
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
+from burnish.backends.fsdp.shard import Sharding
+from burnish.backends.optimizer import Recipe
+from burnish.backends.tensors import DTYPES
 from burnish.config import Purpose, SFTConfig
 from burnish.config.choices import TrackerName
 from burnish.data.store import Store
@@ -39,8 +42,27 @@ log = get_logger(__name__)
 
 def build_backend(config: SFTConfig, *, ranks: Ranks, num_steps: int, num_sources: int) -> FsdpBackend:
     """The model on its device, with its optimizer."""
-    optimizer = config.optimizer_config
+    optimizer, fsdp = config.optimizer_config, config.fsdp_config
     first_beta, second_beta = optimizer.adam_betas
+    recipe = Recipe(
+        optimizer=optimizer.name,
+        learning_rate=optimizer.lr,
+        adam_betas=(first_beta, second_beta),
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        schedule=optimizer.scheduler,
+        num_warmup_steps=optimizer.num_warmup_steps,
+        min_lr_ratio=optimizer.min_lr_ratio,
+    )
+    sharding = Sharding(
+        fsdp_size=fsdp.fsdp_size,
+        cpu_offload=fsdp.cpu_offload,
+        reduce_dtype=DTYPES[fsdp.mixed_precision.reduce_dtype],
+        reshard_after_forward=fsdp.reshard_after_forward,
+        activation_checkpointing=fsdp.activation_checkpointing,
+        compile_layers=fsdp.compile,
+    )
     return FsdpBackend(
         ranks=ranks,
         layout=plan_layout(config, rank=ranks.rank, world_size=ranks.world_size),
@@ -52,24 +74,11 @@ def build_backend(config: SFTConfig, *, ranks: Ranks, num_steps: int, num_source
         attention=config.model.attention,
         objective=Objective(config.label_smoothing, config.z_loss, config.model.router_aux_loss_coef),
         lora=lora_settings(config),
-        optimizer=optimizer.name,
-        learning_rate=optimizer.lr,
-        adam_betas=(first_beta, second_beta),
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        schedule=optimizer.scheduler,
-        num_warmup_steps=optimizer.num_warmup_steps,
-        min_lr_ratio=optimizer.min_lr_ratio,
         num_steps=num_steps,
         num_sources=num_sources,
-        fsdp_size=config.fsdp_config.fsdp_size,
-        cpu_offload=config.fsdp_config.cpu_offload,
-        param_dtype=config.fsdp_config.mixed_precision.param_dtype,
-        reduce_dtype=config.fsdp_config.mixed_precision.reduce_dtype,
-        activation_checkpointing=config.fsdp_config.activation_checkpointing,
-        reshard_after_forward=config.fsdp_config.reshard_after_forward,
-        compile_layers=config.fsdp_config.compile,
+        recipe=recipe,
+        sharding=sharding,
+        param_dtype=fsdp.mixed_precision.param_dtype,
         seed=config.seed,
     )
 
@@ -191,16 +200,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
             checkpointer=checkpointer,
             save_at=Cadence(config.ckpt_interval),
             exporter=_build_exporter(config, ranks),
-            metrics=StepMetrics(
-                source_names=short_names([store.name for store in stores]),
-                draws_per_epoch=stream.draws_per_epoch,
-                num_ranks=ranks.world_size,
-                data_size=layout.data_size,
-                flops_of=lambda lengths, targets: step_flops(
-                    card, lengths=lengths, num_targets=targets, frozen=config.model.lora.rank > 0
-                ),
-                peak_flops=backend.peak_flops,
-            ),
+            metrics=_step_metrics(config, card, stores, stream=stream, ranks=ranks, peak_flops=backend.peak_flops),
             trackers=trackers,
             callbacks=callbacks,
             max_bad_steps=config.max_bad_steps,
@@ -232,6 +232,27 @@ def open_data(
             problem = f"holds other rows on rank {others[0]} ({other}) than on rank 0 ({first})"
             raise DataError(store.name, problem, fix="copy it to every node anew, or put it into a bucket")
     return stores, evals
+
+
+def _step_metrics(
+    config: SFTConfig,
+    card: ModelCard,
+    stores: Sequence[Store],
+    *,
+    stream: BatchStream,
+    ranks: Ranks,
+    peak_flops: float | None,
+) -> StepMetrics:
+    return StepMetrics(
+        source_names=short_names([store.name for store in stores]),
+        draws_per_epoch=stream.draws_per_epoch,
+        num_ranks=ranks.world_size,
+        data_size=plan_layout(config, rank=ranks.rank, world_size=ranks.world_size).data_size,
+        flops_of=lambda lengths, num_targets: step_flops(
+            card, lengths=lengths, num_targets=num_targets, frozen=config.model.lora.rank > 0
+        ),
+        peak_flops=peak_flops,
+    )
 
 
 def _restore(state: Mapping[str, Any] | None, *, stream: BatchStream, callbacks: Callbacks, num_steps: int) -> Progress:

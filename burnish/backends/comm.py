@@ -147,6 +147,14 @@ def device_count() -> int:
     return torch.cuda.device_count()
 
 
+def claim(device: torch.device) -> None:
+    """Compute on ``device`` from now on, if it is a GPU."""
+    if device.type == "cuda":
+        # Rows differ in length: segments of memory that grow are not torn into pieces.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        torch.cuda.set_device(device)
+
+
 @contextmanager
 def joined(device: str | None = None) -> Iterator[Ranks]:
     """The group that the environment names (``RANK``, ``WORLD_SIZE``, ...), left afterwards; without one, a group of one.

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from burnish.data.batch import IGNORE, Batch, MicroBatch
 from burnish.models.attention import Exchange, Segments
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""As the config spells them."""
+
 
 def inputs_ahead(
     micro_batches: Sequence[MicroBatch], *, device: torch.device, exchange: Exchange | None = None

@@ -15,7 +15,7 @@ from burnish.backends.fsdp import backend as backend_module
 from burnish.backends.fsdp import shard
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.errors import BurnishError
-from tests.backends.steps import batch_of, draw, place_of, reference_run
+from tests.backends.steps import batch_of, draw, grouped, place_of, reference_run
 from tests.models.families import tiny
 from tests.ranks import on_ranks
 from tests.toys import save_model, save_tokenizer
@@ -33,7 +33,7 @@ def opened(ranks, folder, min_layer_parameters=shard.MIN_LAYER_PARAMETERS, **set
     settings = {"ranks": ranks, "layout": place, "model_path": str(folder), **SETTINGS, **settings}
     with (
         patch.object(shard, "MIN_LAYER_PARAMETERS", min_layer_parameters),
-        closing(FsdpBackend(**settings)) as backend,
+        closing(FsdpBackend(**grouped(settings))) as backend,
     ):
         yield backend
 
@@ -98,7 +98,7 @@ def test_steps_equal_the_hand_written_loop(folder, reference, ranks):
 
 
 def test_formats_of_mixed_precision_are_used(folder, reference):
-    cases = [{"reduce_dtype": "bfloat16"}, {"param_dtype": "bfloat16"}, {"dtype": "bfloat16"}]
+    cases = [{"reduce_dtype": torch.bfloat16}, {"param_dtype": "bfloat16"}, {"dtype": "bfloat16"}]
     reduced, computed, model = on_ranks(2, trained, folder, cases)[0]
     for got in (reduced, computed):
         assert got[0] == pytest.approx(reference[0], rel=2e-2)

@@ -18,17 +18,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from burnish.backends.base import StepResult
-from burnish.backends.comm import Ranks
+from burnish.backends.comm import Ranks, claim
 from burnish.backends.fsdp.generate import continuation
 from burnish.backends.fsdp.gradients import clip, held_gradients, sum_of_squares
 from burnish.backends.fsdp.lora import Adapters, LoraSettings
-from burnish.backends.fsdp.shard import build_mesh, move_to_host, shard
+from burnish.backends.fsdp.shard import Sharding, build_mesh, move_to_host, shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
 from burnish.backends.fsdp.ulysses import SequenceExchange
-from burnish.backends.optimizer import build_optimizer, optimizer_tensors
-from burnish.backends.optimizer import learning_rate as rate_of_step
-from burnish.backends.tensors import inputs_ahead, memory_peak_gib, target_counts
-from burnish.config.choices import Schedule
+from burnish.backends.optimizer import Recipe, build_optimizer, optimizer_tensors
+from burnish.backends.tensors import DTYPES, inputs_ahead, memory_peak_gib, target_counts
 from burnish.data.batch import Batch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError
@@ -43,7 +41,8 @@ from burnish.models.weights import read_weights
 
 log = get_logger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_RECIPE, _SHARDING = Recipe(), Sharding()
 
 
 class FsdpBackend:
@@ -65,22 +64,9 @@ class FsdpBackend:
         attention: ``flash``, ``flex``, ``sdpa``, or ``auto`` for the fastest that can.
         objective: what a target costs in training.
         lora: trains adapters alone, beside a model that is held in ``dtype``; None trains all weights.
-        optimizer: its name.
-        learning_rate: the highest.
-        adam_betas: of AdamW.
-        eps: of AdamW.
-        weight_decay: of AdamW; not of norms and biases.
-        max_grad_norm: gradients above it are scaled down to it; None or 0 leaves them.
-        schedule: shape of the learning rate.
-        num_warmup_steps: below 1 a share of ``num_steps``.
-        min_lr_ratio: where the schedule ends, as a share of ``learning_rate``.
-        fsdp_size: ranks that share one copy of the weights; None is all, fewer hold copies (HSDP).
-        cpu_offload: weights, gradients and optimizer state wait in host memory.
+        recipe: how a step changes the weights.
+        sharding: how they are spread over the ranks.
         param_dtype: as ``dtype``, in whose place it comes for the computation, not for exports.
-        reduce_dtype: in which gradients are summed.
-        activation_checkpointing: compute layers again in the backward rather than keep their insides.
-        reshard_after_forward: give a layer's weights up between forward and backward.
-        compile_layers: compile each layer, but for its attention.
 
     Raises:
         BurnishError: the model is missing, cannot be trained faithfully, or cannot share rows.
@@ -102,63 +88,37 @@ class FsdpBackend:
         attention: str = "auto",
         objective: Objective = CROSS_ENTROPY,
         lora: LoraSettings | None = None,
-        optimizer: str = "adamw",
-        learning_rate: float = 1e-5,
-        adam_betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        max_grad_norm: float | None = 1.0,
-        schedule: Schedule = Schedule.CONSTANT_WITH_WARMUP,
-        num_warmup_steps: float = 0,
-        min_lr_ratio: float = 0.0,
-        fsdp_size: int | None = None,
-        cpu_offload: bool = False,
+        recipe: Recipe = _RECIPE,
+        sharding: Sharding = _SHARDING,
         param_dtype: str | None = None,
-        reduce_dtype: str = "float32",
-        activation_checkpointing: bool = False,
-        reshard_after_forward: bool = True,
-        compile_layers: bool = False,
     ) -> None:
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        shape: dict[str, Any] = {"num_warmup_steps": num_warmup_steps, "min_lr_ratio": min_lr_ratio}
-        self._rate: Callable[[int], float] = partial(
-            rate_of_step, schedule=schedule, lr=learning_rate, num_steps=num_steps, **shape
-        )
-        self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, max_grad_norm
+        self._rate: Callable[[int], float] = partial(recipe.rate, num_steps=num_steps)
+        self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, recipe.max_grad_norm
         self._ranks, self.layout = ranks, layout
+        claim(ranks.device)
         # A group of its own: the saving thread's messages must not mix with training's.
         self._save_group = dist.new_group(backend="gloo")
         self._exchange = SequenceExchange.between(ranks, layout=layout)
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._export_dtype = _DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
-            self._dtype = _DTYPES[param_dtype] if param_dtype else self._export_dtype
+            self._export_dtype = DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
+            self._dtype = DTYPES[param_dtype] if param_dtype else self._export_dtype
             held_dtype = self._export_dtype if lora else torch.float32
             blank = partial(blank_model, model_path, dtype=held_dtype, trust_remote_code=trust_remote_code)
             model = blank()
             self._adapters = Adapters(model, lora, path=model_path) if lora else None
-            self._attend(model, attention, compiled=compile_layers)
+            self._attend(model, attention, compiled=sharding.compile_layers)
             self._model = LossModel(model, num_sources=num_sources, objective=objective)
-            mesh = build_mesh(ranks, fsdp_size=fsdp_size)
+            mesh = build_mesh(ranks, fsdp_size=sharding.fsdp_size)
             self._num_copies = ranks.world_size // mesh.size(-1)
-            self._sharded = shard(
-                self._model,
-                mesh=mesh,
-                dtype=self._dtype,
-                reduce_dtype=_DTYPES[reduce_dtype],
-                cpu_offload=cpu_offload,
-                reshard_after_forward=reshard_after_forward,
-                activation_checkpointing=activation_checkpointing,
-                compile_layers=compile_layers,
-            )
+            self._sharded = shard(self._model, mesh=mesh, dtype=self._dtype, sharding=sharding)
             with self._adapters.aside(model, seed=seed, device=ranks.device) if self._adapters else nullcontext():
                 read_weights(model, model_path, device=ranks.device, blank=blank)
-            if cpu_offload:
+            if sharding.cpu_offload:
                 move_to_host(model)
             self._parameters = dict(model.named_parameters())
-            self._optimizer = build_optimizer(
-                self._parameters.values(), name=optimizer, betas=adam_betas, eps=eps, weight_decay=weight_decay
-            )
+            self._optimizer = build_optimizer(self._parameters.values(), recipe)
             self._try_out(model_path, share_rows=share_rows)
             undo.pop_all()
 
