@@ -155,15 +155,16 @@ def _shared(model: Any) -> list[list[str]]:
 def _share(model: Any, shared: list[list[str]], *, absent: set[str], path: str) -> None:
     """Make one parameter again of all names in each group; of those, one has to be stored."""
     for names in shared:
-        read = [name for name in names if name not in absent] or names
+        read = [name for name in names if name not in absent]
+        if not read:
+            continue
         first, *others = [model.get_parameter(name) for name in read]
         if any(not torch.equal(_local(first), _local(other)) for other in others):
             fix = "write tie_word_embeddings: false into its config.json"
             raise path_problem(path, f"its config ties {' and '.join(read)}, but both are stored and differ", fix=fix)
         for name in names:
             _put(model, name, first)
-        if not first.is_meta:
-            absent.difference_update(names)
+        absent.difference_update(names)
 
 
 def _local(tensor: Tensor) -> Tensor:
