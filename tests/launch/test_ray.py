@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,10 @@ def words(tmp_path, model_dir):
     return ["train", *(f"{key}={value}" for key, value in keys.items())]
 
 
-def start(*words, folder, environment, entry=BURNISH):
-    return subprocess.Popen(
+@contextmanager
+def started(*words, folder, environment, entry=BURNISH):
+    """The command in a process of its own, which does not outlive the block."""
+    process = subprocess.Popen(
         [sys.executable, "-c", entry, *words],
         cwd=folder,
         env=environment | {"BURNISH_CACHE": str(folder / "cache")},
@@ -65,16 +68,21 @@ def start(*words, folder, environment, entry=BURNISH):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
 
 
 def test_a_killed_rank_costs_the_steps_since_the_checkpoint_and_a_signal_none(tmp_path, words, two_nodes, model_dir):
     more = ["callbacks=tests.launch.test_ray.KillsOnce", "ckpt_path=ckpt", "ckpt_interval=1", "max_ckpts_to_keep=2"]
-    process = start(*words, *more, folder=tmp_path, environment=two_nodes)
-    file = tmp_path / "runs" / "sft" / "metrics.jsonl"
-    while process.poll() is None and not (file.exists() and '"step": 5,' in file.read_text()):
-        time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=200)
+    file, deadline = tmp_path / "runs" / "sft" / "metrics.jsonl", time.monotonic() + 400
+    with started(*words, *more, folder=tmp_path, environment=two_nodes) as process:
+        while process.poll() is None and not (file.exists() and '"step": 5,' in file.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=200)
     assert process.returncode == 143, err
     assert out == ""
     assert f"rank 1 on {platform.node()} was killed by SIGKILL\nstarting again: resume_from=latest" in err
@@ -105,8 +113,8 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint_and_a_signal_none(tm
 def test_failures_end_it_when_they_can_be_mended_or_are_too_many(tmp_path, words, two_nodes, mendable, status, said):
     callback = f"callbacks=[{{tests.launch.test_ray.Breaks: {{mendable: {mendable}}}}}]"
     entry = BURNISH if mendable else BOUNDED
-    process = start(*words, callback, folder=tmp_path, environment=two_nodes, entry=entry)
-    _, err = process.communicate(timeout=200)
+    with started(*words, callback, folder=tmp_path, environment=two_nodes, entry=entry) as process:
+        _, err = process.communicate(timeout=400)
     assert process.returncode == status, err
     assert [err.count(text) for text in said] == [1] * len(said)
     assert "starting again" not in err
