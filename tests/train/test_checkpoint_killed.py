@@ -2,9 +2,8 @@
 
 import os
 import shutil
+import signal
 import sys
-
-import pytest
 
 from burnish.errors import CheckpointError
 from burnish.train.cadence import Cadence
@@ -20,6 +19,7 @@ def train_until(number: int, folder, **options) -> int:
     """Train in a process that is gone before its change ``number`` below ``folder``; its exit status."""
     if (child := os.fork()) == 0:
         left = number
+        signal.alarm(60)
 
         def note(event, arguments):
             nonlocal left
@@ -46,24 +46,21 @@ def go_on(folder, *, num_steps, **options):
     return step
 
 
-@pytest.mark.parametrize("keep", [1, -1])
-def test_before_any_change_to_a_folder(tmp_path, keep):
-    options = {"num_steps": 6, "save_at": Cadence(2), "keep": keep}
+def test_before_any_change_to_a_folder(tmp_path):
+    options = {"num_steps": 4, "save_at": Cadence(2), "keep": 1}
     steps = []
     for number in range(1, 1000):
         folder = tmp_path / str(number)
         status = train_until(number, folder, **options)
         steps.append(go_on(folder, **options))
-        assert {path.name for path in (folder / "ckpt").iterdir()} == (
-            {"global_step_8"} if keep == 1 else {f"global_step_{step}" for step in (2, 4, 6, 8)}
-        )
+        assert [path.name for path in (folder / "ckpt").iterdir()] == ["global_step_6"]
         shutil.rmtree(folder)
         if status == 0:
             break
         assert status == KILLED
     assert steps == sorted(steps), "a later kill loses no more"
-    assert set(steps) == {0, 2, 4, 6}
-    assert len(steps) > 30
+    assert set(steps) == {0, 2, 4}
+    assert len(steps) > 20
 
 
 def test_before_any_change_to_a_folder_that_has_this_step_already(tmp_path):
@@ -83,25 +80,24 @@ def test_before_any_change_to_a_folder_that_has_this_step_already(tmp_path):
     assert set(weights) == {1, 2}
 
 
-@pytest.mark.parametrize("keep", [1, -1])
-def test_before_any_change_to_a_bucket(s3_bucket, faulty, tmp_path, monkeypatch, keep):
+def test_before_any_change_to_a_bucket(s3_bucket, faulty, tmp_path, monkeypatch):
     """From one request on, none that changes the bucket gets through: for the bucket, that is a kill."""
     s3_bucket.put("before", b"this server makes a bucket with its first object")
-    options = {"num_steps": 4, "save_at": Cadence(2), "keep": keep}
+    options = {"num_steps": 4, "save_at": Cadence(2), "keep": 1}
     steps = []
     for number in range(1000):
         uri = s3_bucket.uri(f"ck{number}")
         monkeypatch.setenv("BURNISH_CACHE", str(tmp_path / f"cache{number}"))
         left = number
 
-        def get_through(request, prefix=f"ck{number}/"):
+        def is_lost(request, prefix=f"ck{number}/"):
             nonlocal left
             if request.key.startswith(prefix):
                 left -= 1
             return left < 0
 
         for kind in ("put", "delete"):
-            faulty.on(kind, answer(403, "AccessDenied"), where=get_through)
+            faulty.on(kind, answer(403, "AccessDenied"), where=is_lost)
         ended = True
         try:
             make_trainer(ckpt_path=uri, **options)[0].train()
@@ -110,9 +106,10 @@ def test_before_any_change_to_a_bucket(s3_bucket, faulty, tmp_path, monkeypatch,
         faulty.heal()
         monkeypatch.setenv("BURNISH_CACHE", str(tmp_path / f"other{number}"))
         steps.append(go_on(None, ckpt_path=uri, **options))
-        assert sorted(complete_checkpoints(uri)) == ([6] if keep == 1 else [2, 4, 6])
-        found = {key.split("/")[1] for key in s3_bucket.keys(f"ck{number}/")}
-        assert found == {f"global_step_{step}" for step in complete_checkpoints(uri)}, "nothing is left over"
+        assert list(complete_checkpoints(uri)) == [6]
+        assert {key.split("/")[1] for key in s3_bucket.keys(f"ck{number}/")} == {"global_step_6"}, (
+            "nothing is left over"
+        )
         if ended:
             break
     assert steps == sorted(steps)
