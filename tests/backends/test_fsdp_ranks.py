@@ -14,7 +14,7 @@ from burnish.backends.comm import joined
 from burnish.backends.fsdp import backend as backend_module
 from burnish.backends.fsdp import shard
 from burnish.backends.fsdp.backend import FsdpBackend
-from burnish.errors import BurnishError
+from burnish.errors import BurnishError, StorageError
 from tests.backends.steps import batch_of, draw, grouped, place_of, reference_run
 from tests.models.families import tiny
 from tests.ranks import on_ranks
@@ -270,3 +270,18 @@ def test_ranks_that_would_answer_otherwise_give_the_answer_of_the_first(folder):
     first, second = on_ranks(2, answered_by_two_minds, folder)
     assert first == second
     assert len(first[0]) == 3
+
+
+def not_exported(folder, place):
+    with joined() as ranks, opened(ranks, folder) as backend:
+        try:
+            return backend.export(place)
+        except StorageError as error:
+            return str(error)
+
+
+def test_an_export_that_cannot_be_written_fails_on_all_ranks(folder, tmp_path):
+    (tmp_path / "a file").touch()
+    first, second = on_ranks(2, not_exported, folder, tmp_path / "a file" / "export")
+    assert "could not be written" in first
+    assert first == second

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
@@ -29,7 +30,7 @@ from burnish.backends.optimizer import Recipe, build_optimizer, optimizer_tensor
 from burnish.backends.tensors import DTYPES, inputs_ahead, memory_peak_gib, target_counts
 from burnish.data.batch import Batch
 from burnish.data.packing import Layout
-from burnish.errors import BurnishError
+from burnish.errors import BurnishError, StorageError
 from burnish.log import get_logger
 from burnish.models.attention import register
 from burnish.models.flops import peak_flops
@@ -144,9 +145,11 @@ class FsdpBackend:
         began = perf_counter()
         self._model.train()
         sums = torch.zeros(self._num_sources, dtype=torch.float64, device=self._ranks.device)
+        last = len(batch.micro_batches) - 1
         # Nothing in this loop waits for the device.
         for index, inputs in enumerate(self._inputs(batch)):
-            self._sharded.set_requires_gradient_sync(index == len(batch.micro_batches) - 1)
+            if index in (0, last):  # it asks every module
+                self._sharded.set_requires_gradient_sync(index == last)
             self._seed_dropout(batch.step, index)
             loss, by_source = self._model(**inputs, targets_per_token=max(1, batch.num_targets) / batch.num_tokens)
             (loss / max(1, batch.num_targets)).backward()
@@ -210,8 +213,12 @@ class FsdpBackend:
         load_in_place(self._tensors(weights_only=weights_only), folder, group=self._save_group)
 
     def export(self, folder: Path) -> None:
-        """Write the weights, the tokenizer and the model's configs as a Hugging Face folder; rank 0 writes."""
-        weights = {}
+        """Write the weights, the tokenizer and the model's configs as a Hugging Face folder; rank 0 writes.
+
+        Raises:
+            StorageError: rank 0 could not; on every rank.
+        """
+        weights: dict[str, torch.Tensor] = {}
         for name, tensor in [*self._parameters.items(), *self._buffers().items()]:
             whole = tensor.detach()
             whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
@@ -219,20 +226,24 @@ class FsdpBackend:
                 # Adapters are merged before anything is rounded.
                 dtype = whole.dtype if self._adapters or not whole.is_floating_point() else self._export_dtype
                 weights[name] = whole.to("cpu", dtype)
-        if self._ranks.rank == 0:
-            if self._adapters:
-                self._adapters.save(folder / "adapter", weights)
-                weights = dict(self._adapters.merged(weights))
-            export_folder(
-                folder, model=self._model.model, weights=weights, dtype=self._export_dtype, tokenizer=self._tokenizer
-            )
-        self._ranks.gather(None)
+        self._ranks.of_first(lambda: self._write(folder, weights))
 
     def close(self) -> None:
         """End what only the backend used."""
         dist.destroy_process_group(self._save_group)
         if self._exchange:
             self._exchange.close()
+
+    def _write(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        settings: dict[str, Any] = {"dtype": self._export_dtype, "tokenizer": self._tokenizer}
+        try:
+            if self._adapters:
+                self._adapters.save(folder / "adapter", weights)
+                weights = dict(self._adapters.merged(weights))
+            export_folder(folder, model=self._model.model, weights=weights, **settings)
+        except (OSError, SafetensorError) as error:
+            fix = "see that the disk has room and can be written"
+            raise StorageError(str(folder), f"could not be written: {error}", fix=fix) from error
 
     def _inputs(self, batch: Batch) -> Iterator[dict[str, Any]]:
         return inputs_ahead(batch.micro_batches, device=self._ranks.device, exchange=self._exchange)
@@ -264,7 +275,11 @@ class FsdpBackend:
 
     def _seed_dropout(self, step: int, micro_batch: int) -> None:
         entropy = np.random.SeedSequence([self._seed, step, self._ranks.rank, micro_batch])
-        torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+        seed = int(entropy.generate_state(1, np.uint64)[0])
+        # torch.manual_seed would note a stack trace for every kind of device that is not there, 0.2 ms and more.
+        torch.default_generator.manual_seed(seed)
+        if self._ranks.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _tensors(self, *, weights_only: bool) -> dict[str, Any]:
         tensors: dict[str, Any] = {
