@@ -62,15 +62,15 @@ class Ranks:
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control)
         return [bool(flag) for flag in found.tolist()]
 
-    def same(self, value: str) -> bool:
-        """Whether ``value`` is the same on all ranks."""
+    def agree(self, value: str, *, flag: bool) -> tuple[bool, bool]:
+        """Whether ``value`` is the same on all ranks, and whether ``flag`` is set on any; in one message."""
         if self.world_size == 1:
-            return True
+            return True, flag
         number = zlib.crc32(value.encode())
-        limits = torch.tensor([number, -number])
-        dist.all_reduce(limits, dist.ReduceOp.MAX, group=self.control)
-        highest, lowest = limits.tolist()
-        return bool(highest == -lowest)
+        found = torch.tensor([number, -number, int(flag)])
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control)
+        highest, lowest, any_flag = found.tolist()
+        return highest == -lowest, bool(any_flag)
 
     def of_first(self, make: Callable[[], Any]) -> Any:
         """What ``make`` gives on rank 0, JSON-ready, on all of them; the others do not call it.

@@ -68,6 +68,9 @@ class Callbacks:
         self._callbacks = tuple(callbacks)
         self.requests = Requests()
 
+    def __len__(self) -> int:
+        return len(self._callbacks)
+
     def call(self, hook: Callable[..., None], progress: Progress, **event: Any) -> None:
         """Call ``hook`` (such as ``Callback.on_save``) on each of them."""
         for callback in self._callbacks:

@@ -122,7 +122,7 @@ def test_bad_steps_are_skipped_and_too_many_in_a_row_stop_the_run_with_a_checkpo
 
 def test_a_signal_saves_after_the_step_at_hand(tmp_path):
     seen = itertools.count()
-    trainer, _, recorder = make_trainer(tmp_path, eval_at=Cadence(0), interrupted=lambda: next(seen) >= 3)
+    trainer, _, recorder = make_trainer(tmp_path, eval_at=Cadence(0), interrupted=lambda: next(seen) >= 4)
     assert trainer.train().step == 4
     assert steps_saved(tmp_path) == [4]
     assert recorder.steps_with("eval/held/loss") == []
