@@ -128,6 +128,27 @@ def test_a_signal_saves_after_the_step_at_hand(tmp_path):
     assert recorder.steps_with("eval/held/loss") == []
 
 
+def test_a_run_that_is_stopped_before_its_first_step_saves_nothing(tmp_path):
+    trainer, _, recorder = make_trainer(tmp_path, interrupted=lambda: True)
+    assert trainer.train().step == 0
+    assert steps_saved(tmp_path) == []
+    assert recorder.lines == []
+
+
+def test_a_step_that_is_saved_already_is_not_saved_again_by_a_signal(tmp_path):
+    seen = itertools.count()
+    saved = []
+
+    class Notes(Callback):
+        def on_save(self, progress, requests, *, folder):
+            saved.append(progress.step)
+
+    options = {"save_at": Cadence(2), "callbacks": [Notes()]}
+    trainer, _, _ = make_trainer(tmp_path, interrupted=lambda: next(seen) >= 4, **options)
+    assert trainer.train().step == 4
+    assert saved == [2, 4]
+
+
 def test_a_callback_asks_to_save_to_evaluate_and_to_stop(tmp_path):
     class Asks(Callback):
         def on_step_end(self, progress, requests, *, batch, result):
