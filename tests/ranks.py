@@ -6,13 +6,13 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
 from multiprocessing import get_context
 from typing import Any
 
 from torch.distributed import DistError
 
-HANG_SECONDS = 300
+HANG_SECONDS, USES = 300, 12
+_kept: dict[int, tuple[ProcessPoolExecutor, int]] = {}
 
 
 def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -26,17 +26,22 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list
     futures = [_process(rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
     errors = [error for future in futures if (error := future.exception())]
     if any(isinstance(error, BrokenProcessPool) for error in errors):
-        _process.cache_clear()
+        _kept.clear()
     if errors:
         raise min(errors, key=lambda error: isinstance(error, (RuntimeError, DistError)))
     return [future.result() for future in futures]
 
 
-@cache
 def _process(rank: int) -> ProcessPoolExecutor:
-    """Kept, and taken for groups of any size."""
-    del rank
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    """Kept, and taken for groups of any size; after some uses a new one, as groups that were left keep their threads."""
+    kept, uses = _kept.pop(rank, (None, USES))
+    if kept and uses == USES:
+        kept.shutdown(wait=False)
+    if uses == USES:
+        kept, uses = ProcessPoolExecutor(1, mp_context=get_context("spawn")), 0
+    assert kept
+    _kept[rank] = kept, uses + 1
+    return kept
 
 
 def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
