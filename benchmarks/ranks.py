@@ -8,6 +8,7 @@ middle of the turns.
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -82,10 +83,10 @@ def saving(folder: Path, *, width: int, layers: int) -> None:
 
 
 class Clock(Callback):
-    """Writes the moment at which each step begins, on each rank that has the file's folder."""
+    """Writes the moment at which each step begins, on the first rank."""
 
     def __init__(self, out: str) -> None:
-        self._out = Path(out)
+        self._out = Path(out) if os.environ["RANK"] == "0" else Path(os.devnull)
         self._begun: list[float] = []
 
     def on_step_begin(self, progress: Progress, requests: Requests) -> None:

@@ -24,7 +24,7 @@ from burnish.backends.fsdp.generate import continuation
 from burnish.backends.fsdp.gradients import clip, held_gradients, sum_of_squares
 from burnish.backends.fsdp.lora import Adapters, LoraSettings
 from burnish.backends.fsdp.shard import Sharding, build_mesh, move_to_host, shard
-from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
+from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, build_stager, load_in_place
 from burnish.backends.fsdp.ulysses import SequenceExchange
 from burnish.backends.optimizer import Recipe, build_optimizer, optimizer_tensors
 from burnish.backends.tensors import DTYPES, inputs_ahead, memory_peak_gib, target_counts
@@ -100,6 +100,7 @@ class FsdpBackend:
         claim(ranks.device)
         # A group of its own: the saving thread's messages must not mix with training's.
         self._save_group = dist.new_group(backend="gloo")
+        self._stager = build_stager(ranks.device)
         self._exchange = SequenceExchange.between(ranks, layout=layout)
         with ExitStack() as undo:
             undo.callback(self.close)
@@ -198,7 +199,7 @@ class FsdpBackend:
 
     def save(self, folder: Path) -> DcpSave:
         """Begin to write weights and optimizer state into ``folder``; returns once they are off the device."""
-        return begin_save(self._tensors(weights_only=False), folder, group=self._save_group)
+        return begin_save(self._tensors(weights_only=False), folder, stager=self._stager, group=self._save_group)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Read what ``save`` wrote, also when the number of ranks has changed.
@@ -230,6 +231,7 @@ class FsdpBackend:
 
     def close(self) -> None:
         """End what only the backend used."""
+        self._stager.close()
         dist.destroy_process_group(self._save_group)
         if self._exchange:
             self._exchange.close()
