@@ -9,14 +9,15 @@ from multiprocessing import get_context
 from typing import Any
 
 
-def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(number: int, function: Callable[..., Any], *arguments: Any, pool: str = "") -> list[Any]:
     """What ``function(*arguments)`` returns on each of ``number`` ranks; its ``joined()`` is their group.
 
     The function is found by its name: it stands at the top of a module. It joins once: ranks that join again may meet the
-    store of the group that another has not left yet. The first error of a rank is raised.
+    store of the group that another has not left yet. The first error of a rank is raised. What changes a process for
+    good is run in a ``pool`` of its own.
     """
     port = _free_port()
-    futures = [_process(rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
+    futures = [_process(pool, rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
     errors = [error for future in futures if (error := future.exception())]
     if errors:
         raise errors[0]
@@ -24,9 +25,9 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list
 
 
 @cache
-def _process(rank: int) -> ProcessPoolExecutor:
+def _process(pool: str, rank: int) -> ProcessPoolExecutor:
     """Kept, and taken for groups of any size."""
-    del rank
+    del pool, rank
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
