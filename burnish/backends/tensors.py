@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from burnish.data.batch import IGNORE, Batch, MicroBatch
 from burnish.models.attention import Exchange, Segments
 
+MEGATRON_MARK = "megatron.json"
+"""A file that stands in a checkpoint of the Megatron backend, and in no other."""
+
 
 def inputs_ahead(
     micro_batches: Sequence[MicroBatch], *, device: torch.device, exchange: Exchange | None = None
