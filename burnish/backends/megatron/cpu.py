@@ -7,7 +7,8 @@ and no file of it is touched. Two things are replaced:
   itself, and a float32 tensor says that it is a ``torch.cuda.FloatTensor``, which is how Megatron's optimizers tell their
   parameters from others. Pinned memory, of which there is none, is not asked for.
 * functions of ``torch.cuda``. There is one device; streams and events do nothing, for nothing runs beside the caller;
-  its random numbers are those of the CPU; it holds no memory.
+  its random numbers are those of the CPU; it holds no memory. With them goes one function of Megatron, which brings the
+  counts of tokens for experts back from the GPU.
 
 What it cannot show: Transformer Engine, NCCL, overlap, fused kernels, fp8, speed.
 Its rule: never where there is a GPU, and never in a process that does anything else, for nothing of this is undone.
@@ -67,7 +68,10 @@ class _Queue:
     def wait(self, *args: Any) -> None:
         pass
 
-    record = wait_event = wait_stream = record_event = synchronize = wait
+    record = wait_event = wait_stream = synchronize = wait
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or self
 
 
 def install() -> None:
@@ -80,8 +84,9 @@ def install() -> None:
         raise LaunchError("megatron_config.cpu", "there is a GPU on this machine", fix="leave megatron_config.cpu out")
     if _installed:
         return
-    from torch import _dynamo
     from megatron.core.tensor_parallel import random  # binds what is replaced below, as it is
+    from megatron.core.transformer.moe import token_dispatcher
+    from torch import _dynamo
 
     log.warning("megatron_config.cpu: Megatron Core runs on a stand-in for a GPU: to test with, not to train with")
     _dynamo.config.disable = True  # compiled fusions cost minutes here and gain nothing
@@ -90,6 +95,7 @@ def install() -> None:
     torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop = _nothing(), _nothing()
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    token_dispatcher.maybe_move_tensor_to_cpu = _on_host
     # It warns that the CPU's random state changes within the GPU's: here they are one.
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
     mode = _CudaIsCpu()
@@ -119,6 +125,10 @@ def _replacements() -> dict[str, Any]:
 def _nothing() -> Any:
     """A function that does nothing; each its own, for torch tells functions apart by identity."""
     return lambda *_, **__: None
+
+
+def _on_host(value: Any, *, as_numpy: bool = False, **_: Any) -> Any:
+    return value.numpy() if as_numpy and isinstance(value, torch.Tensor) else value
 
 
 def _is_cuda(device: object) -> bool:

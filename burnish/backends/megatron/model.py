@@ -158,8 +158,9 @@ def _cut(sizes: Sizes, dtype: torch.dtype) -> dict[str, Any]:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
-        # Micro-batches differ in length; of Megatron's ways between experts, its default refuses that, experts or not.
-        "variable_seq_lengths": sizes.pipeline > 1,
+        # Micro-batches differ in length; interleaved, two stages would mix up whose length is whose, so there they do not.
+        "variable_seq_lengths": sizes.pipeline > 1 and sizes.virtual_pipeline is None,
+        # The default refuses that, experts or not.
         "moe_token_dispatcher_type": "alltoall",
     }
 

@@ -42,12 +42,22 @@ class Sizes:
         return -(-num_tokens // self.tensor) * self.tensor
 
 
-def size_problems(hf_config: Any, sizes: Sizes) -> list[Problem]:
-    """What keeps the model of ``hf_config`` (of ``transformers``) from being built and cut so; nothing, if it can be."""
+def size_problems(hf_config: Any, sizes: Sizes, *, on_cpu: bool = False) -> list[Problem]:
+    """What keeps the model of ``hf_config`` (of ``transformers``) from being built and cut so; nothing, if it can be.
+
+    Args:
+        hf_config: its config.
+        sizes: how it is cut.
+        on_cpu: whether it is trained over gloo.
+    """
     facts = hf_config.to_dict()
     if problems := _strange(facts):
         return problems
-    return [*_tensor_problems(facts, sizes), *_pipeline_problems(facts, sizes), *_expert_problems(facts, sizes)]
+    return [
+        *_tensor_problems(facts, sizes),
+        *_pipeline_problems(facts, sizes),
+        *_expert_problems(facts, sizes, on_cpu=on_cpu),
+    ]
 
 
 def window_of(facts: Mapping[str, Any], layer: int) -> int | None:
@@ -132,7 +142,7 @@ def _pipeline_problems(facts: Mapping[str, Any], sizes: Sizes) -> list[Problem]:
     ]
 
 
-def _expert_problems(facts: Mapping[str, Any], sizes: Sizes) -> list[Problem]:
+def _expert_problems(facts: Mapping[str, Any], sizes: Sizes, *, on_cpu: bool) -> list[Problem]:
     key = "megatron_config.expert_model_parallel_size"
     if facts["model_type"] != "qwen3_moe":
         fix = "leave it out"
@@ -142,6 +152,9 @@ def _expert_problems(facts: Mapping[str, Any], sizes: Sizes) -> list[Problem]:
     if experts % sizes.expert:
         message = f"does not divide the model's {experts} experts"
         problems.append(Problem(key, sizes.expert, message, "give a divisor of that"))
+    if on_cpu and sizes.expert > 1 and sizes.tensor > 1:
+        message = "does not go with a tensor parallel size above 1 on a CPU: gloo gathers equal numbers of tokens only"
+        problems.append(Problem(key, sizes.expert, message, "leave out one of them"))
     if sizes.tensor > 1 and not sizes.sequence_parallel:
         message = f"has to be {sizes.tensor}, the tensor parallel size, to train a model with experts"
         key = "megatron_config.sequence_parallel_size"

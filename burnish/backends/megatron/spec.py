@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -40,6 +41,8 @@ def block_spec(config: Any, *, part: int | None) -> Any:
     )
     if fused:
         return block
+    # Megatron Core 0.16 looks for it also where there is none.
+    vars(moe_utils).setdefault("te_general_gemm", None)
     for layer in block.layer_specs:
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
         attention = layer.submodules.self_attention.submodules

@@ -43,6 +43,7 @@ _WHOLE = {
 }
 """Of a layer, what every rank holds whole, with the norms where Megatron's parts and those of Transformer Engine keep
 them."""
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(\w+)\.weight|(\w+)\.weight(\d+))")
 
 
@@ -102,7 +103,7 @@ def load_weights(models: Sequence[Any], path: str | Path, *, hf_config: Any, siz
     with opened(str(path)) as stored, torch.no_grad():
         if hf_config.tie_word_embeddings and _HEAD in stored and _EMBEDDING in stored:
             _require_equal(stored, path=str(path))
-        for parameter in _parameters(models, hf_config=hf_config, sizes=sizes):
+        for _, parameter in _named(models, hf_config=hf_config, sizes=sizes):
             _fill(parameter, stored, path=str(path))
 
 
@@ -128,8 +129,8 @@ def hf_named(
         gathered = share.new_empty((len(parameter.shares) * len(share), *share.shape[1:]))
         dist.all_gather_into_tensor(gathered, share, group=parameter.group)
         wholes = {name: share.new_empty(shape) for name, shape in parameter.shapes().items()}
-        for part, runs in zip(gathered.split(len(share)), parameter.shares, strict=True):
-            for run, place in _placed(part, runs):
+        for part, runs in zip(gathered.chunk(len(parameter.shares)), parameter.shares, strict=True):
+            for run, place in _laid(part, runs):
                 run.of(wholes[run.name]).copy_(place)
         yield from wholes.items()
 
@@ -227,11 +228,11 @@ def _fill(parameter: Parameter, stored: Mapping[str, Any], *, path: str) -> None
             message = f"its {name} is {list(found)}, and by its config.json {list(shape)}"
             raise path_problem(path, message, fix=_BELONG)
     parameter.value.zero_()  # rows that fill up the vocabulary
-    for run, place in _placed(parameter.value, parameter.own):
+    for run, place in _laid(parameter.value, parameter.own):
         place.copy_(run.of(stored[run.name]))
 
 
-def _placed(share: Tensor, runs: Sequence[Run]) -> Iterator[tuple[Run, Tensor]]:
+def _laid(share: Tensor, runs: Sequence[Run]) -> Iterator[tuple[Run, Tensor]]:
     """Each of ``runs`` with the part of ``share`` where it lies."""
     ends = accumulate(run.stop - run.start for run in runs)
     for run, end in zip(runs, ends, strict=True):
@@ -247,50 +248,52 @@ def _require_equal(stored: Mapping[str, Any], *, path: str) -> None:
 
 def _exported(models: Sequence[Any], *, hf_config: Any, sizes: Sizes) -> Iterator[Parameter]:
     """All but the head, where that is the embedding, which another stage holds as well."""
-    for model in models:
-        for name, parameter in _named(model, hf_config=hf_config, sizes=sizes):
-            if not (hf_config.tie_word_embeddings and name == "output_layer.weight"):
-                yield parameter
-
-
-def _parameters(models: Sequence[Any], *, hf_config: Any, sizes: Sizes) -> Iterator[Parameter]:
-    for model in models:
-        for _, parameter in _named(model, hf_config=hf_config, sizes=sizes):
+    for name, parameter in _named(models, hf_config=hf_config, sizes=sizes):
+        if not (hf_config.tie_word_embeddings and name == "output_layer.weight"):
             yield parameter
 
 
-def _named(model: Any, *, hf_config: Any, sizes: Sizes) -> Iterator[tuple[str, Parameter]]:
-    """Each parameter of ``model`` with its name in Megatron."""
-    while not isinstance(model, GPTModel):
-        model = model.module
-    layers = [layer.layer_number - 1 for layer in model.decoder.layers]
-    for name, value in model.named_parameters():
-        found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.*)", name)
-        place = ("", name) if found is None else (f"model.layers.{layers[int(found[1])]}.", found[2])
-        prefix, own = place
-        if expert := _EXPERT.fullmatch(own):
-            group = parallel_state.get_expert_tensor_and_model_parallel_group()
-            local, matrix = int(expert[1] or expert[4] or 0), expert[2] or expert[3]
-            held = hf_config.num_experts // sizes.expert
-            shares = [
-                _matrix_runs(
-                    f"{prefix}mlp.experts.{rank // sizes.tensor * held + local}.",
-                    f"{matrix}.weight",
-                    value=value,
-                    rank=rank % sizes.tensor,
-                )
-                for rank in range(group.size())
-            ]
-        else:
-            group = parallel_state.get_tensor_model_parallel_group()
-            shares = [
-                _runs(prefix, own, value=value, rank=rank, hf_config=hf_config, sizes=sizes)
-                for rank in range(group.size())
-            ]
-        yield name, Parameter(value, group, tuple(map(tuple, shares)))
+def _named(models: Sequence[Any], *, hf_config: Any, sizes: Sizes) -> Iterator[tuple[str, Parameter]]:
+    """Each parameter with its name in Megatron."""
+    for wrapped in models:
+        model = wrapped
+        while not isinstance(model, GPTModel):
+            model = model.module
+        layers = [layer.layer_number - 1 for layer in model.decoder.layers]
+        for name, value in model.named_parameters():
+            found = _LAYER.fullmatch(name)
+            prefix, own = ("", name) if found is None else (f"model.layers.{layers[int(found[1])]}.", found[2])
+            yield name, placed(prefix, own, value=value, hf_config=hf_config, sizes=sizes)
 
 
-def _runs(prefix: str, name: str, *, value: Tensor, rank: int, hf_config: Any, sizes: Sizes) -> list[Run]:
+def placed(prefix: str, name: str, *, value: torch.nn.Parameter, hf_config: Any, sizes: Sizes) -> Parameter:
+    """Where the shares of a parameter come from.
+
+    Args:
+        prefix: of the stored names of its layer; empty outside of layers.
+        name: in Megatron, within the layer.
+        value: this rank's share; those of the others are of its shape.
+        hf_config: of ``transformers``.
+        sizes: how the model was cut.
+    """
+    shares: Iterator[list[Run]]
+    if expert := _EXPERT.fullmatch(name):
+        group = parallel_state.get_expert_tensor_and_model_parallel_group()
+        local, matrix = int(expert[1] or expert[4]), f"{expert[2] or expert[3]}.weight"
+        held = hf_config.num_experts // sizes.expert
+        # The ranks that share one expert lie next to each other.
+        places = (divmod(rank, sizes.tensor) for rank in range(group.size()))
+        shares = (
+            _matrix_runs(f"{prefix}mlp.experts.{number * held + local}.", matrix, value=value, rank=rank)
+            for number, rank in places
+        )
+    else:
+        group = parallel_state.get_tensor_model_parallel_group()
+        shares = (_runs(prefix, name, value=value, rank=rank, hf_config=hf_config) for rank in range(group.size()))
+    return Parameter(value, group, tuple(map(tuple, shares)))
+
+
+def _runs(prefix: str, name: str, *, value: Tensor, rank: int, hf_config: Any) -> list[Run]:
     """What ``rank`` of a tensor parallel group holds of a parameter; ``value`` is this rank's share, of equal shape."""
     rows = value.shape[0]
     if whole := {**_WHOLE, "decoder.final_layernorm.weight": "model.norm.weight"}.get(name):
