@@ -158,7 +158,7 @@ class MegatronBackend:
         """What this rank's part of a save takes on a disk; ranks that hold the same write equal parts."""
         elements = sum(parameter.numel() for model in self._models for parameter in model.parameters())
         copies = self._ranks.world_size // (self._sizes.tensor * self._sizes.pipeline)
-        return elements * (self._dtype.itemsize + 3 * torch.float32.itemsize) // copies
+        return int(elements * (self._dtype.itemsize + 3 * torch.float32.itemsize) // copies)
 
     def train_step(self, batch: Batch) -> StepResult:
         """Forward, backward and one update of the weights, at the learning rate of ``batch.step``."""

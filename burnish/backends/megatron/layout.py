@@ -5,6 +5,9 @@ from math import lcm
 from burnish.backends.megatron.sizes import Sizes
 from burnish.data.packing import Layout
 
+FP8_TOKENS = 16
+"""A rank's tokens are a multiple of it where matrices are multiplied in fp8."""
+
 
 def layout_of(sizes: Sizes, *, rank: int, world_size: int, token_multiple: int = 1) -> Layout:
     """The layout of ``rank``: those that hold one copy of the model are given the same rows.

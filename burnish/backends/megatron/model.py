@@ -202,4 +202,21 @@ def _part(hf_config: Any, config: Any, *, sizes: Sizes, part: int | None) -> Any
     )
     here = torch.cuda.current_device()
     model.rotary_pos_emb.inv_freq = rotary_frequencies(hf_config).to(device=here)
+    if model.pre_process and hf_config.pad_token_id is not None:
+        model.embedding.word_embeddings.register_forward_hook(_without_gradient_of(hf_config.pad_token_id))
     return model.cuda(here)
+
+
+def _without_gradient_of(pad_id: int) -> Any:
+    """A hook on the embedding, which as in ``transformers`` learns nothing where it is given the token ``pad_id``.
+
+    Models whose padding is also the end of a turn would train otherwise.
+    """
+
+    def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        is_pad = args[0] == pad_id
+        if module.reduce_scatter_embeddings:
+            is_pad = is_pad.t().chunk(module.tp_group.size())[module.tp_group.rank()]
+        return torch.where(is_pad[..., None], output.detach(), output)
+
+    return hook

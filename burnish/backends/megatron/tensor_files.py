@@ -5,7 +5,7 @@ are written, by PyTorch DCP, so that there is no common file to unpickle.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from burnish.backends.comm import Ranks
-from burnish.backends.fsdp.tensor_files import DcpSave, TensorReader
+from burnish.backends.fsdp.tensor_files import DcpSave, TensorReader, cause_of
 from burnish.backends.megatron.optimizer import METADATA, AdamOptimizer
-from burnish.backends.tensors import MEGATRON_MARK
+from burnish.backends.tensors import MEGATRON_MARK, require_written_by
 from burnish.errors import CheckpointError
 
 _OPTIMIZER = "optimizer."
@@ -76,12 +76,7 @@ def load_in_place(
         raise CheckpointError(
             str(folder), "has no .metadata, so it is not a whole checkpoint", fix="name a complete one"
         )
-    if not (folder / MEGATRON_MARK).is_file():
-        raise CheckpointError(
-            str(folder),
-            "was written by strategy=fsdp, and this run has strategy=megatron",
-            fix=f"resume with strategy=fsdp, or make a model of it: burnish export {folder.parent} out=DIR",
-        )
+    require_written_by("megatron", folder=folder)
     reader = TensorReader(folder)
     weights = _weights(models)
     moments = None if weights_only else optimizer.sharded_states(weights, is_loading=True)
@@ -96,7 +91,7 @@ def load_in_place(
     try:
         load(tensors, storage_reader=reader, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(str(folder), f"does not fit this model: {error}", fix=_SAME_MODEL) from error
+        raise CheckpointError(str(folder), f"does not fit this model: {cause_of(error)}", fix=_SAME_MODEL) from error
     if moments is not None:
         optimizer.restore(states, num_steps=int(number))
     else:
@@ -125,7 +120,7 @@ def _shards(sharded: Any) -> list[ShardedTensor]:
     return [value for value in nested_values(sharded) if isinstance(value, ShardedTensor)]
 
 
-def _by_name(shards: Iterable[ShardedTensor]) -> Mapping[str, Tensor]:
+def _by_name(shards: Iterable[ShardedTensor]) -> dict[str, Tensor]:
     """What DCP takes for them: a tensor of which this rank holds some pieces."""
     named: dict[str, list[Tensor]] = {}
     for shard in shards:

@@ -114,7 +114,8 @@ def held_tokens(bounds: NDArray[np.int64], *, parts: int, part: int) -> NDArray[
     front, back = bounds[:-1] + part * chunk, bounds[:-1] + (2 * parts - 1 - part) * chunk
     begins, sizes = np.stack([front, back], 1).ravel(), np.repeat(chunk, 2)
     # Each chunk counts on from where it begins.
-    return np.arange(sizes.sum()) + np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
+    held: NDArray[np.int64] = np.arange(sizes.sum()) + np.repeat(begins - np.cumsum(sizes) + sizes, sizes)
+    return held
 
 
 def _padded(rows: NDArray[Any], missing: int, value: int) -> NDArray[Any]:
