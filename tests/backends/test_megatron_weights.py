@@ -21,8 +21,9 @@ from transformers import (
 )
 
 from burnish.backends.comm import joined
+from burnish.backends.megatron import cpu
 from burnish.backends.megatron.sizes import Sizes, size_problems
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, LaunchError
 from burnish.models.load import export_configs
 from tests.ranks import on_ranks
 from tests.toys import save_tokenizer
@@ -99,8 +100,6 @@ def there_and_back(model: Path, out: Path, sizes: Sizes, options: dict) -> float
 @contextmanager
 def loaded(model: Path, sizes: Sizes, *, dtype=torch.float32, recompute=False, file_bytes=4 * 2**30, logits=True):
     """What is called with the models of this rank: the ranks, the models, the module of the weights and its settings."""
-    from burnish.backends.megatron import cpu
-
     cpu.install()
     from burnish.backends.megatron import weights
     from burnish.backends.megatron.model import build_model, start, stop
@@ -242,7 +241,7 @@ def test_transformers_computes_the_same_of_an_export(tmp_path, file_bytes):
     first = SEGMENTS[0]
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(out)(expected["ids"][:, :first]).logits
-    assert torch.equal(logits, expected["logits"][:, :first])
+    torch.testing.assert_close(logits, expected["logits"][:, :first], atol=1e-6, rtol=0)
 
 
 def places(model: Path, sizes: Sizes) -> list[tuple[str, bool]]:
@@ -344,8 +343,6 @@ def test_key_heads_neither_divided_nor_multiplied():
 
 
 def unknown_field(model: Path) -> str:
-    from burnish.backends.megatron import cpu
-
     cpu.install()
     from burnish.backends.megatron.model import transformer_config
 
@@ -353,7 +350,7 @@ def unknown_field(model: Path) -> str:
     settings = {"sizes": Sizes(), "dtype": torch.float32, "recompute": True}
     assert transformer_config(config, extra={"layernorm_epsilon": 0.5}, **settings).layernorm_epsilon == 0.5
     messages = []
-    for extra in ({"no_such": 1}, {"window_size": 3}):
+    for extra in ({"no_such": 1}, {"recompute_granularity": "some"}):
         with pytest.raises(ConfigError) as caught:
             transformer_config(config, extra=extra, **settings)
         messages.append(str(caught.value))
@@ -363,3 +360,10 @@ def unknown_field(model: Path) -> str:
 def test_fields_of_megatron_are_passed_on_and_others_named(tmp_path):
     [messages] = on_ranks(1, unknown_field, save_family(tmp_path / "model", "llama"), pool="megatron")
     assert "transformer_config_kwargs.no_such=1: there is no such field" in messages
+    assert "recompute_granularity" in messages
+
+
+def test_the_stand_in_is_refused_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(LaunchError, match="there is a GPU on this machine"):
+        cpu.install()
