@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 # Threads that wait for each other spin only briefly: on a busy machine, long spinning makes a step many times slower.
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: quickstart smollm2 test check docs clean
+.PHONY: quickstart smollm2 test test-megatron check docs clean
 
 $(BIN)/burnish: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,9 @@ smollm2: $(BIN)/burnish  ## teach SmolLM2-135M a new voice
 
 test: $(VENV)/dev  ## all tests
 	$(BIN)/python -m pytest -n 2
+
+test-megatron: $(VENV)/dev  ## Megatron in every cut, against the hand-written loop
+	BURNISH_MEGATRON=all $(BIN)/python -m pytest tests/parity/test_megatron.py tests/backends/test_megatron.py tests/backends/test_megatron_weights.py
 
 check: $(VENV)/dev  ## format, lint, types, floors
 	$(BIN)/ruff format --check .
