@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 # Threads that wait for each other spin only briefly: on a busy machine, long spinning makes a step many times slower.
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: quickstart smollm2 test test-megatron check docs clean
+.PHONY: quickstart smollm2 test test-chaos test-megatron check docs clean
 
 $(BIN)/burnish: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,7 +28,10 @@ smollm2: $(BIN)/burnish  ## teach SmolLM2-135M a new voice
 	$(BIN)/python examples/smollm2/smollm2.py
 
 test: $(VENV)/dev  ## all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-chaos: $(VENV)/dev  ## kill a run twenty times, not three
+	CHAOS_KILLS=20 $(BIN)/python -m pytest -s tests/chaos
 
 test-megatron: $(VENV)/dev  ## Megatron in every cut, against the hand-written loop
 	BURNISH_MEGATRON=all $(BIN)/python -m pytest tests/parity/test_megatron.py tests/backends/test_megatron.py tests/backends/test_megatron_weights.py

@@ -2,8 +2,8 @@
 
 First the training thread's time in `save()`, beside a synchronous save of the same tensors by the same library
 (`torch.distributed.checkpoint.save`), in turns, onto the disk of the temporary folder. Then what a step of a tiny model
-takes on several ranks beside its forward, backward and optimizer: drawing and planning rows, the ranks' agreement,
-metrics, their log. Then how long a run over a billion rows takes to find its place again. Seconds on the clock: the
+takes on several ranks beside its forward, backward and optimizer (drawing and planning rows, the ranks' agreement,
+metrics, their log). Then how long a run over a billion rows takes to find its place again. Seconds on the clock: the
 middle of the turns.
 """
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,22 @@ import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint import save as save_at_once
 
+from burnish.assemble.run import build_run
+from burnish.backends.base import StepResult
 from burnish.backends.comm import joined
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.bench.rows import draw_lengths, write_rows
+from burnish.config import SFTConfig
+from burnish.data.batch import Batch
 from burnish.data.packing import Layout
 from burnish.data.samplers import DataMixingSampler, RandomSampler
 from burnish.models.blank import write_blank
-from burnish.train.callbacks import Callback, Requests
-from burnish.train.progress import Progress
 
 TURNS = 5
 VOCABULARY = 8192
 BILLION = 10**9
+
+Step = Callable[[Batch], StepResult]
 
 
 def write_model(folder: Path, *, width: int, layers: int) -> None:
@@ -81,47 +86,52 @@ def saving(folder: Path, *, width: int, layers: int) -> None:
     print(f"\nthe first by the second: {statistics.median(begun) / statistics.median(at_once):.1%}")
 
 
-class Clock(Callback):
-    """Writes the moment at which each step begins, on each rank that has the file's folder."""
-
-    def __init__(self, out: str) -> None:
-        self._out = Path(out)
-        self._begun: list[float] = []
-
-    def on_step_begin(self, progress: Progress, requests: Requests) -> None:
-        self._begun.append(time.perf_counter())
-
-    def on_train_end(self, progress: Progress, requests: Requests) -> None:
-        self._out.write_text(json.dumps(self._begun))
-
-
 def stepping(folder: Path, *, steps: int, ranks: int) -> None:
     write_model(folder / "tiny", width=32, layers=2)
     lengths = draw_lengths("lognormal", count=8 * steps, mean=24, cv=1.0, longest=128)
     write_rows(folder / "rows.arrow", lengths, vocabulary=VOCABULARY, target_share=0.5)
-    words = {
-        "model.path": folder / "tiny",
-        "pretokenized_dataset_paths": folder / "rows.arrow",
-        "placement.num_gpus_per_node": ranks,
-        "num_steps": steps,
-        "batch_size": 8,
-        "max_length": 128,
-        "use_sequence_packing": True,
-        "log_dir": folder / "runs",
-        "cache_dir": folder / "cache",
-        "dataloader_num_workers": 2,
-        "callbacks": json.dumps([{"benchmarks.ranks.Clock": {"out": str(folder / "begun.json")}}]),
-    }
-    command = [sys.executable, "-m", "burnish", "train", *(f"{key}={value}" for key, value in words.items())]
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--no-python"]
+    command = [*launcher, sys.executable, "-m", "benchmarks.ranks", f"as_rank={folder}", f"steps={steps}"]
     subprocess.run(command, check=True, capture_output=True)
-    begun = json.loads((folder / "begun.json").read_text())
-    lines = [json.loads(line) for line in (folder / "runs" / "sft" / "metrics.jsonl").read_text().splitlines()]
-    inside = [line["timing/forward_backward"] + line["timing/optimizer"] for line in lines][:-1]
-    beside = np.diff(begun) - inside
-    warm = slice(len(inside) // 4, None)
+    inside, beside = (1e3 * np.median(seconds) for seconds in json.loads((folder / "seconds.json").read_text()))
     print(f"\n| a step of {ranks} ranks | ms |\n|---|---|")
-    print(f"| forward, backward, optimizer | {1e3 * statistics.median(inside[warm]):.2f} |")
-    print(f"| all else | {1e3 * statistics.median(beside[warm]):.2f} |")
+    print(f"| forward, backward, optimizer | {inside:.2f} |")
+    print(f"| all else, waiting for the other ranks included | {beside:.2f} |")
+
+
+def step_as_rank(folder: Path, *, steps: int) -> None:
+    """Train over the same rows in turns; rank 0 writes the seconds of each step inside ``train_step`` and beside it."""
+    config = SFTConfig(
+        model={"path": str(folder / "tiny")},
+        pretokenized_dataset_paths=[str(folder / "rows.arrow")],
+        num_steps=steps,
+        batch_size=8,
+        max_length=128,
+        use_sequence_packing=True,
+        log_dir=str(folder / "runs"),
+        cache_dir=str(folder / "cache"),
+    )
+    inside: list[float] = []
+    beside: list[float] = []
+    with joined() as ranks:
+        for _ in range(TURNS):
+            clock: list[float] = []
+            with build_run(config, ranks=ranks, interrupted=lambda: False) as trainer:
+                step = trainer._backend.train_step
+
+                def clocked(batch: Batch, *, step: Step = step, clock: list[float] = clock) -> StepResult:
+                    clock.append(time.perf_counter())
+                    result = step(batch)
+                    clock.append(time.perf_counter())
+                    return result
+
+                trainer._backend.train_step = clocked
+                trainer.train()
+            warm = np.diff(clock)[steps // 4 * 2 :]
+            inside += warm[::2].tolist()
+            beside += warm[1::2].tolist()
+        if ranks.rank == 0:
+            (folder / "seconds.json").write_text(json.dumps([inside, beside]))
 
 
 def finding(steps: int) -> None:
@@ -148,7 +158,12 @@ def finding(steps: int) -> None:
 
 def main(arguments: list[str]) -> None:
     given = {"width": 512, "layers": 8, "steps": 200, "ranks": 2}
-    given |= {key: int(value) for key, value in (argument.split("=", 1) for argument in arguments)}
+    words = dict(argument.split("=", 1) for argument in arguments)
+    folder = words.pop("as_rank", None)
+    given |= {key: int(value) for key, value in words.items()}
+    if folder:
+        step_as_rank(Path(folder), steps=given["steps"])
+        return
     with tempfile.TemporaryDirectory(prefix="burnish-bench-") as name:
         saving(Path(name), width=given["width"], layers=given["layers"])
         stepping(Path(name), steps=given["steps"], ranks=given["ranks"])

@@ -1,26 +1,29 @@
 """Burnish for Python: what the command line does, as functions."""
 
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 
-from burnish.assemble.data import build_eval_sets, open_evals, raw_columns
+from burnish.assemble.data import raw_columns
 from burnish.assemble.model import cache_settings, on_one_rank, require_valid, tokenizer_settings
-from burnish.assemble.run import build_backend, build_checkpointer
+from burnish.assemble.run import build_backend
 from burnish.backends.comm import alone, joined
 from burnish.bench import measure
 from burnish.bench.measure import BenchReport, BenchSettings
 from burnish.config import Purpose, SFTConfig
+from burnish.config.rules_devices import environment_world
 from burnish.data.store import Store, open_store
 from burnish.data.write import write_store
-from burnish.errors import CheckpointError, ConfigError, DataError, Problem
+from burnish.errors import CheckpointError, ConfigError, Problem
 from burnish.inspect import plan
 from burnish.inspect.plan import CheckReport
 from burnish.launch import local
-from burnish.launch.ray import run_on_ray
+from burnish.launch import ray as on_ray
+from burnish.launch.ray_data import run_on_ray
+from burnish.launch.tasks import Outcome
 from burnish.log import configure_logging
-from burnish.train.checkpoint import verify
-from burnish.train.evaluation import evaluate as evaluate_sets
+from burnish.train.checkpoint import open_checkpoint
 from burnish.train.progress import Progress
 
 
@@ -35,15 +38,14 @@ class SFTTrainer:
 
         Raises:
             BurnishError: the config, the model, the data or a checkpoint is wrong.
+            SystemExit: one of several processes failed, with 2 for such an error and 1 for any other; it is on stderr.
         """
-        configure_logging(rank=0)
-        return local.run(self.config).progress
+        return Progress(**_run(self.config).result)
 
 
 def train(config: SFTConfig) -> int:
     """``burnish train``: the exit status, 0 or 128 + the signal that ended it."""
-    configure_logging(rank=0)
-    return local.run(config).exit_status
+    return _run(config).exit_status
 
 
 def check(config: SFTConfig) -> CheckReport:
@@ -80,23 +82,13 @@ def tokenize(config: SFTConfig, *, out: str) -> list[str]:
 
 
 def evaluate(config: SFTConfig) -> dict[str, dict[str, float]]:
-    """``burnish eval``: ``{name: {loss, perplexity, num_targets}}`` of ``model.path``, or of ``resume_from``."""
-    configure_logging(rank=0)
-    card = require_valid(config, purpose=Purpose.EVALUATE)
-    evals = open_evals(config, card)
-    if not evals:
-        raise DataError("eval", "no evaluation set", fix="name one in eval_datasets or eval_pretokenized_dataset_paths")
-    checkpoint = build_checkpointer(config, [], alone()).find(config.resume_from)
-    if config.resume_from and checkpoint is None:
-        fix = "name another ckpt_path, or leave resume_from out to evaluate model.path"
-        raise CheckpointError(config.ckpt_path, "there is no complete checkpoint to evaluate", fix=fix)
-    with joined() as ranks, closing(build_backend(config, ranks=ranks, num_steps=1, num_sources=1)) as backend:
-        if checkpoint:
-            backend.load(checkpoint / "backend", weights_only=True)
-        sets = build_eval_sets(config, card, evals, layout=backend.layout)
-        metrics = evaluate_sets(backend, sets=sets)
-    numbers = ("loss", "perplexity", "num_targets")
-    return {name: {number: metrics[f"eval/{name}/{number}"] for number in numbers} for name in evals}
+    """``burnish eval``: ``{name: {loss, perplexity, num_targets}}`` of ``model.path``, or of ``resume_from``.
+
+    Raises:
+        BurnishError: the config, the model, the data or the checkpoint is wrong.
+        SystemExit: as in :meth:`SFTTrainer.train`.
+    """
+    return _run(config, purpose=Purpose.EVALUATE).result
 
 
 def bench(config: SFTConfig, settings: BenchSettings) -> BenchReport:
@@ -105,8 +97,8 @@ def bench(config: SFTConfig, settings: BenchSettings) -> BenchReport:
     return measure.bench(config, settings)
 
 
-def export(checkpoint: Path, *, out: Path) -> Path:
-    """``burnish export``: the weights of a checkpoint as a Hugging Face folder.
+def export(checkpoint: str | Path, *, out: Path) -> Path:
+    """``burnish export``: the weights of a checkpoint, a path or URI, as a Hugging Face folder.
 
     Raises:
         CheckpointError: the checkpoint is missing, incomplete or damaged; or ``out`` holds something.
@@ -114,10 +106,10 @@ def export(checkpoint: Path, *, out: Path) -> Path:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"out={out}", "is not empty", fix="name a new folder, or empty this one")
     configure_logging(rank=0)
-    verify(checkpoint)
-    config = on_one_rank(SFTConfig(**json.loads((checkpoint / "config.json").read_text())))
+    folder = open_checkpoint(str(checkpoint), ranks=alone())
+    config = on_one_rank(SFTConfig(**json.loads((folder / "config.json").read_text())))
     with joined() as ranks, closing(build_backend(config, ranks=ranks, num_steps=1, num_sources=1)) as backend:
-        backend.load(checkpoint / "backend", weights_only=True)
+        backend.load(folder / "backend", weights_only=True)
         backend.export(out)
     return out
 
@@ -159,3 +151,9 @@ def load_from_pretokenized(
         force_recache=force_recache,
         disable_cache=disable_cache,
     )
+
+
+def _run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
+    """By the launcher that ``config`` names, unless this process is a rank already."""
+    launch = on_ray.run if config.launcher == "ray" and not environment_world(os.environ) else local.run
+    return launch(config, purpose=purpose)

@@ -1,34 +1,48 @@
 """Functions run as several ranks of one gloo group, in processes that are kept for the tests that follow."""
 
+import faulthandler
 import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
+
+from torch.distributed import DistError
+
+HANG_SECONDS, USES = 300, 12
+_kept: dict[tuple[str, int], tuple[ProcessPoolExecutor, int]] = {}
 
 
 def on_ranks(number: int, function: Callable[..., Any], *arguments: Any, pool: str = "") -> list[Any]:
     """What ``function(*arguments)`` returns on each of ``number`` ranks; its ``joined()`` is their group.
 
     The function is found by its name: it stands at the top of a module. It joins once: ranks that join again may meet the
-    store of the group that another has not left yet. The first error of a rank is raised. What changes a process for
-    good is run in a ``pool`` of its own.
+    store of the group that another has not left yet. An error of a rank is raised: of several, that of one which did not
+    only lose the others. Ranks that hang show where, and end. What changes a process for good is run in a ``pool`` of its
+    own.
     """
     port = _free_port()
     futures = [_process(pool, rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
     errors = [error for future in futures if (error := future.exception())]
+    if any(isinstance(error, BrokenProcessPool) for error in errors):
+        _kept.clear()
     if errors:
-        raise errors[0]
+        raise min(errors, key=lambda error: isinstance(error, (RuntimeError, DistError)))
     return [future.result() for future in futures]
 
 
-@cache
 def _process(pool: str, rank: int) -> ProcessPoolExecutor:
-    """Kept, and taken for groups of any size."""
-    del pool, rank
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    """Kept, and taken for groups of any size; after some uses a new one, as groups that were left keep their threads."""
+    kept, uses = _kept.pop((pool, rank), (None, USES))
+    if kept and uses == USES:
+        kept.shutdown(wait=False)
+    if uses == USES:
+        kept, uses = ProcessPoolExecutor(1, mp_context=get_context("spawn")), 0
+    assert kept
+    _kept[pool, rank] = kept, uses + 1
+    return kept
 
 
 def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -37,7 +51,11 @@ def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], ar
     torch.set_num_threads(1)
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
-    return function(*arguments)
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+    try:
+        return function(*arguments)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _free_port() -> int:

@@ -4,6 +4,7 @@ import os
 from importlib.util import find_spec
 
 from burnish.backends.comm import device_count, device_type
+from burnish.backends.fsdp.lora import LoraSettings, lora_problems
 from burnish.backends.megatron.layout import FP8_TOKENS, layout_of
 from burnish.backends.megatron.sizes import Sizes, size_problems
 from burnish.config import Purpose, SFTConfig, find_problems
@@ -55,7 +56,18 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     if config.max_length and card.max_position_embeddings and config.max_length > card.max_position_embeddings:
         fix = f"at most {card.max_position_embeddings}"
         problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))
+    problems += _trained_problems(config, card)
     return [*problems, *(_megatron_problems(config, card) if config.strategy == "megatron" else ())]
+
+
+def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
+    """Rules on what of the model is trained, and to what end."""
+    lora, balance = lora_settings(config), config.model.router_aux_loss_coef
+    problems = lora_problems(lora, card.linear_layers) if lora else []
+    if balance and not card.has_balancing_loss:
+        message = f"{card.model_type} has no experts, or transformers has no loss that balances them"
+        problems.append(Problem("model.router_aux_loss_coef", balance, message, "leave it out"))
+    return problems
 
 
 def _megatron_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
@@ -103,6 +115,12 @@ def tokenizer_settings(config: SFTConfig, card: ModelCard) -> TokenizerSettings:
         max_length=config.max_length,
         truncation=config.truncation,
     )
+
+
+def lora_settings(config: SFTConfig) -> LoraSettings | None:
+    """What adapters the model gets; None where all weights are trained."""
+    lora = config.model.lora
+    return LoraSettings(**lora.model_dump()) if lora.rank else None
 
 
 def cache_settings(config: SFTConfig) -> Caching:

@@ -1,6 +1,7 @@
 """Every key becomes a part of a run: backend, checkpoints, callbacks, trackers, and the trainer that holds them."""
 
 import platform
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,27 +10,33 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
-from burnish.assemble.model import cache_settings, megatron_sizes, plan_layout, require_valid
+from burnish.assemble.model import cache_settings, lora_settings, megatron_sizes, plan_layout, require_valid
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
+from burnish.backends.fsdp.shard import Sharding
+from burnish.backends.optimizer import Recipe
+from burnish.backends.tensors import DTYPES
 from burnish.config import Purpose, SFTConfig
 from burnish.config.choices import TrackerName
 from burnish.data.store import Store
 from burnish.data.stream import BatchStream
 from burnish.data.tokenize import template_text
-from burnish.errors import ConfigError, DataError, Problem
+from burnish.errors import ConfigError, DataError, Problem, StorageError
 from burnish.log import get_logger
 from burnish.models.flops import step_flops
 from burnish.models.load import ModelCard, bring_model
 from burnish.models.loss import Objective
-from burnish.storage.cache import private_folder, share_private_folder
+from burnish.storage.bucket import open_bucket
+from burnish.storage.cache import cache_root, private_folder, share_private_folder
+from burnish.storage.files import is_remote
 from burnish.train.cadence import NEVER, Cadence
 from burnish.train.callbacks import Callbacks, load_callback
 from burnish.train.checkpoint import Checkpointer
+from burnish.train.export import Exporter
 from burnish.train.metrics import StepMetrics, short_names
 from burnish.train.progress import Progress
 from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
-from burnish.train.trainer import Exporter, Trainer
+from burnish.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from burnish.backends.megatron.backend import MegatronBackend
@@ -43,6 +50,17 @@ def build_backend(
     """The model on its device, with its optimizer."""
     optimizer = config.optimizer_config
     first_beta, second_beta = optimizer.adam_betas
+    recipe = Recipe(
+        optimizer=optimizer.name,
+        learning_rate=optimizer.lr,
+        adam_betas=(first_beta, second_beta),
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        schedule=optimizer.scheduler,
+        num_warmup_steps=optimizer.num_warmup_steps,
+        min_lr_ratio=optimizer.min_lr_ratio,
+    )
     settings: dict[str, Any] = {
         "ranks": ranks,
         "layout": plan_layout(config, rank=ranks.rank, world_size=ranks.world_size),
@@ -50,16 +68,8 @@ def build_backend(
         "dtype": config.model.dtype,
         "trust_remote_code": config.model.trust_remote_code,
         "chat_template": template_text(config.chat_template) if config.chat_template else None,
-        "objective": Objective(config.label_smoothing, config.z_loss),
-        "optimizer": optimizer.name,
-        "learning_rate": optimizer.lr,
-        "adam_betas": (first_beta, second_beta),
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "max_grad_norm": optimizer.max_grad_norm,
-        "schedule": optimizer.scheduler,
-        "num_warmup_steps": optimizer.num_warmup_steps,
-        "min_lr_ratio": optimizer.min_lr_ratio,
+        "objective": Objective(config.label_smoothing, config.z_loss, config.model.router_aux_loss_coef),
+        "recipe": recipe,
         "num_steps": num_steps,
         "num_sources": num_sources,
         "seed": config.seed,
@@ -68,13 +78,22 @@ def build_backend(
 
 
 def _fsdp(config: SFTConfig, settings: Mapping[str, Any]) -> FsdpBackend:
+    keys = config.fsdp_config
+    sharding = Sharding(
+        fsdp_size=keys.fsdp_size,
+        cpu_offload=keys.cpu_offload,
+        reduce_dtype=DTYPES[keys.mixed_precision.reduce_dtype],
+        reshard_after_forward=keys.reshard_after_forward,
+        activation_checkpointing=keys.activation_checkpointing,
+        compile_layers=keys.compile,
+    )
     return FsdpBackend(
         **settings,
         share_rows=config.remove_microbatch_padding,
         attention=config.model.attention,
-        activation_checkpointing=config.fsdp_config.activation_checkpointing,
-        reshard_after_forward=config.fsdp_config.reshard_after_forward,
-        compile_layers=config.fsdp_config.compile,
+        lora=lora_settings(config),
+        sharding=sharding,
+        param_dtype=keys.mixed_precision.param_dtype,
     )
 
 
@@ -106,10 +125,11 @@ def build_checkpointer(config: SFTConfig, stores: Sequence[Store], ranks: Ranks)
     identity = {
         **{key: plain[key] for key in (*keys, "batch_tokens", "max_length", "truncation", "train_on_what")},
         **{f"optimizer_config.{key}": value for key, value in plain["optimizer_config"].items()},
+        **{f"model.lora.{key}": value for key, value in plain["model"]["lora"].items() if config.model.lora.rank},
         **{f"data {number}": store.fingerprint for number, store in enumerate(stores)},
     }
-    folder = Path(config.ckpt_path) if config.ckpt_path else None
-    return Checkpointer(folder, keep=config.max_ckpts_to_keep, run=identity, config=plain)
+    settings: dict[str, Any] = {"keep": config.max_ckpts_to_keep, "cache_dir": config.cache_dir}
+    return Checkpointer(config.ckpt_path, ranks=ranks, run=identity, config=plain, **settings)
 
 
 def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | None, dict[str, Any] | None]:
@@ -118,6 +138,7 @@ def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | No
     Raises:
         CheckpointError: it is missing, damaged or of another run.
     """
+    checkpointer.recover(config.resume_from)
     start = checkpointer.find(config.resume_from)
     if start is None or config.resume_weights_only:
         return start, None
@@ -129,33 +150,47 @@ def run_folder(config: SFTConfig) -> Path:
     return Path(config.log_dir) / config.run_name
 
 
-def export_folder(config: SFTConfig) -> Path:
-    """Where the run's Hugging Face folders go."""
-    return Path(config.export_path) if config.export_path else Path(config.ckpt_path) / "hf_exports"
+def export_place(config: SFTConfig) -> str:
+    """Where the run's Hugging Face folders go, a path or a URI."""
+    return config.export_path or f"{config.ckpt_path.rstrip('/')}/hf_exports"
 
 
 def require_writable(config: SFTConfig) -> None:
-    """Make the folders that the run will write to; a run must not find out at its first save.
+    """Write where the run will write, in folders that are made and in buckets; it must not find out at its first save.
 
     Raises:
         ConfigError: with all that cannot be written.
     """
-    places = {"log_dir": run_folder(config)}
+    places = {"log_dir": str(run_folder(config))}
     if config.ckpt_path:
-        places["ckpt_path"] = Path(config.ckpt_path)
+        places["ckpt_path"] = config.ckpt_path
     if config.hf_save_interval:
-        places["export_path"] = export_folder(config)
+        places["export_path"] = export_place(config)
+    if any(map(is_remote, places.values())):
+        places["cache_dir"] = str(cache_root(config.cache_dir))
     problems = []
-    for key, folder in places.items():
+    for key, place in places.items():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=folder):
-                pass
+            _try_writing(place)
         except OSError as error:
             message = f"cannot be written: {error.strerror}"
-            problems.append(Problem(key, str(folder), message, "give a folder that can be written"))
+            problems.append(Problem(key, place, message, "give a folder that can be written"))
+        except StorageError as error:
+            problems.append(Problem(key, place, error.problem, error.fix))
     if problems:
         raise ConfigError(problems)
+
+
+def _try_writing(place: str) -> None:
+    if is_remote(place):
+        bucket, key = open_bucket(place)
+        probe = f"{key}/.burnish-{uuid.uuid4().hex}".lstrip("/")
+        bucket.write(probe, b"{}")
+        bucket.delete(probe)
+        return
+    Path(place).mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=place):
+        pass
 
 
 @contextmanager
@@ -194,15 +229,8 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
             eval_first=config.eval_before_train,
             checkpointer=checkpointer,
             save_at=Cadence(config.ckpt_interval),
-            exporter=_build_exporter(config),
-            metrics=StepMetrics(
-                source_names=short_names([store.name for store in stores]),
-                draws_per_epoch=stream.draws_per_epoch,
-                num_ranks=ranks.world_size,
-                data_size=layout.data_size,
-                flops_of=lambda lengths, targets: step_flops(card, lengths=lengths, num_targets=targets),
-                peak_flops=backend.peak_flops,
-            ),
+            exporter=_build_exporter(config, ranks),
+            metrics=_step_metrics(config, card, stores, stream=stream, ranks=ranks, peak_flops=backend.peak_flops),
             trackers=trackers,
             callbacks=callbacks,
             max_bad_steps=config.max_bad_steps,
@@ -236,6 +264,27 @@ def open_data(
     return stores, evals
 
 
+def _step_metrics(
+    config: SFTConfig,
+    card: ModelCard,
+    stores: Sequence[Store],
+    *,
+    stream: BatchStream,
+    ranks: Ranks,
+    peak_flops: float | None,
+) -> StepMetrics:
+    return StepMetrics(
+        source_names=short_names([store.name for store in stores]),
+        draws_per_epoch=stream.draws_per_epoch,
+        num_ranks=ranks.world_size,
+        data_size=plan_layout(config, rank=ranks.rank, world_size=ranks.world_size).data_size,
+        flops_of=lambda lengths, num_targets: step_flops(
+            card, lengths=lengths, num_targets=num_targets, frozen=config.model.lora.rank > 0
+        ),
+        peak_flops=peak_flops,
+    )
+
+
 def _restore(state: Mapping[str, Any] | None, *, stream: BatchStream, callbacks: Callbacks, num_steps: int) -> Progress:
     if state is None:
         return Progress()
@@ -258,7 +307,7 @@ def _build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress, is
     return Trackers([jsonl, *(console if TrackerName.CONSOLE in config.logger else [])])
 
 
-def _build_exporter(config: SFTConfig) -> Exporter | None:
+def _build_exporter(config: SFTConfig, ranks: Ranks) -> Exporter | None:
     if config.hf_save_interval == 0:
         return None
-    return Exporter(export_folder(config), Cadence(config.hf_save_interval))
+    return Exporter(export_place(config), Cadence(config.hf_save_interval), ranks, config.cache_dir)

@@ -55,6 +55,11 @@ class Backend(Protocol):
         """Known before the first batch: the stream plans with it."""
         ...
 
+    @property
+    def save_bytes(self) -> int:
+        """What this rank's part of a save takes on a disk."""
+        ...
+
     def train_step(self, batch: Batch) -> StepResult:
         """Forward, backward and one update of the weights, at the learning rate of ``batch.step``."""
         ...

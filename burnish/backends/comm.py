@@ -44,14 +44,14 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        dist.all_gather_into_tensor(sizes, torch.tensor([len(mine)]), group=self.control)
+        sizes = torch.zeros(self.world_size, 1, dtype=torch.int64)
+        dist.all_gather(list(sizes), torch.tensor([len(mine)]), group=self.control)
         longest = int(sizes.max())
-        texts = torch.zeros(self.world_size * longest, dtype=torch.uint8)
-        dist.all_gather_into_tensor(texts, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=self.control)
+        texts = torch.zeros(self.world_size, longest, dtype=torch.uint8)
+        padded = torch.nn.functional.pad(mine, (0, longest - len(mine)))
+        dist.all_gather(list(texts), padded, group=self.control)
         return [
-            json.loads(bytes(text[:size].tolist()))
-            for text, size in zip(texts.view(self.world_size, longest), sizes.tolist(), strict=True)
+            json.loads(bytes(text[:size].tolist())) for text, size in zip(texts, sizes.flatten().tolist(), strict=True)
         ]
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
@@ -62,15 +62,15 @@ class Ranks:
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control)
         return [bool(flag) for flag in found.tolist()]
 
-    def same(self, value: str) -> bool:
-        """Whether ``value`` is the same on all ranks."""
+    def agree(self, value: str, *, flag: bool) -> tuple[bool, bool]:
+        """Whether ``value`` is the same on all ranks, and whether ``flag`` is set on any; in one message."""
         if self.world_size == 1:
-            return True
+            return True, flag
         number = zlib.crc32(value.encode())
-        limits = torch.tensor([number, -number])
-        dist.all_reduce(limits, dist.ReduceOp.MAX, group=self.control)
-        highest, lowest = limits.tolist()
-        return bool(highest == -lowest)
+        found = torch.tensor([number, -number, int(flag)])
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control)
+        highest, lowest, any_flag = found.tolist()
+        return highest == -lowest, bool(any_flag)
 
     def of_first(self, make: Callable[[], Any]) -> Any:
         """What ``make`` gives on rank 0, JSON-ready, on all of them; the others do not call it.
@@ -78,18 +78,32 @@ class Ranks:
         Raises:
             BurnishError: that of rank 0, on every rank.
         """
+        return self.of_each(lambda: make() if self.rank == 0 else None)[0]
+
+    def of_each(self, make: Callable[[], Any], *, meeting: str = "") -> list[Any]:
+        """What ``make`` gives on each rank, JSON-ready, in their order; equal on all of them.
+
+        Args:
+            make: called on every rank.
+            meeting: place to meet at before the exchange, when some may take hours longer than others.
+
+        Raises:
+            BurnishError: that of the first rank that failed, on every rank.
+        """
         if self.world_size == 1:
-            return make()
-        made: dict[str, Any] = {}
-        if self.rank == 0:
-            try:
-                made = {"value": make()}
-            except BurnishError as error:
-                made = {"error": error.to_json()}
-        made = self.gather(made)[0]
-        if "error" in made:
-            raise revived(made["error"])
-        return made["value"]
+            return [make()]
+        made: dict[str, Any]
+        try:
+            made = {"value": make()}
+        except BurnishError as error:
+            made = {"error": error.to_json()}
+        if meeting:
+            self.meet(meeting)
+        found = self.gather(made)
+        for one in found:
+            if "error" in one:
+                raise revived(one["error"])
+        return [one["value"] for one in found]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """``values`` summed over all ranks, in float64; equal on all of them."""
@@ -131,6 +145,14 @@ def device_type() -> str:
 def device_count() -> int:
     """GPUs that this process sees."""
     return torch.cuda.device_count()
+
+
+def claim(device: torch.device) -> None:
+    """Compute on ``device`` from now on, if it is a GPU."""
+    if device.type == "cuda":
+        # Rows differ in length: segments of memory that grow are not torn into pieces.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        torch.cuda.set_device(device)
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +15,39 @@ WSD_DECAY_SHARE = 0.1
 """Share of the steps over which ``wsd`` decays, at the end."""
 INVERSE_SQRT_TIMESCALE = 10_000
 """Steps after which ``inverse_sqrt`` without warm-up has fallen to 1/sqrt(2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a step changes the weights."""
+
+    optimizer: str = "adamw"
+    """Its name."""
+    learning_rate: float = 1e-5
+    """The highest."""
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    """Not of norms and biases."""
+    max_grad_norm: float | None = 1.0
+    """Gradients above it are scaled down to it; None or 0 leaves them."""
+    schedule: Schedule = Schedule.CONSTANT_WITH_WARMUP
+    """Shape of the learning rate."""
+    num_warmup_steps: float = 0
+    """Below 1 a share of all steps."""
+    min_lr_ratio: float = 0.0
+    """Where the schedule ends, as a share of ``learning_rate``."""
+
+    def rate(self, step: int, *, num_steps: int) -> float:
+        """The learning rate of optimizer step ``step`` out of ``num_steps``; 1 is the first."""
+        return learning_rate(
+            step,
+            schedule=self.schedule,
+            lr=self.learning_rate,
+            num_steps=num_steps,
+            num_warmup_steps=self.num_warmup_steps,
+            min_lr_ratio=self.min_lr_ratio,
+        )
 
 
 def learning_rate(
@@ -65,24 +100,24 @@ def _decay(schedule: Schedule, done: int, warmup: int, num_steps: int) -> float:
             return 1.0
 
 
-def build_optimizer(
-    parameters: Iterable[nn.Parameter], *, name: str, betas: tuple[float, float], eps: float, weight_decay: float
-) -> torch.optim.AdamW:
+def build_optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
     """AdamW over the trainable ``parameters``, without decay on norms and biases (one dimension or none).
 
     The learning rate is set before each step.
 
     Raises:
-        ConfigError: ``name`` is not ``adamw``.
+        ConfigError: it is to be another than ``adamw``.
     """
-    if name != "adamw":
-        raise ConfigError([Problem("optimizer_config.name", name, "there is no such optimizer", "write adamw")])
+    if recipe.optimizer != "adamw":
+        problem = Problem("optimizer_config.name", recipe.optimizer, "there is no such optimizer", "write adamw")
+        raise ConfigError([problem])
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=eps, fused=True)
+    settings: dict[str, Any] = {"betas": recipe.adam_betas, "eps": recipe.eps, "fused": True}
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, **settings)
 
 
 def optimizer_tensors(

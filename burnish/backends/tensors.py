@@ -15,6 +15,8 @@ from burnish.models.attention import Exchange, Segments
 
 MEGATRON_MARK = "megatron.json"
 """A file that stands in a checkpoint of the Megatron backend, and in no other."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""As the config spells them."""
 
 
 def inputs_ahead(
@@ -57,8 +59,10 @@ def model_inputs(micro_batch: MicroBatch, *, device: torch.device, exchange: Exc
         "target_positions": targets,
         "target_ids": labels.reshape(-1)[targets],
         "target_sources": micro_batch.segment_sources[:, held].reshape(-1)[targets].astype(np.int64),
+        "is_token": micro_batch.segment_ids[:, held] > 0,
     }
-    return {"segments": segments, **{name: _to_device(array, device) for name, array in arrays.items()}}
+    sent = {name: _to_device(array, device) for name, array in arrays.items()}
+    return {"segments": segments, "num_tokens": int(arrays["is_token"].sum()), **sent}
 
 
 def target_counts(batch: Batch, *, num_sources: int, exchange: Exchange | None = None) -> NDArray[np.int64]:

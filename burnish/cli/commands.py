@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 from burnish.config import Purpose, SFTConfig, load_config
 from burnish.config.read import is_assignment
+from burnish.config.rules_devices import environment_rank
 from burnish.config.values import read_whole
 from burnish.errors import ConfigError, Problem
 
@@ -162,6 +164,8 @@ def evaluate(request: Request) -> int:
 
     with _only_result_on_stdout():
         metrics = api.evaluate(config)
+    if environment_rank(os.environ) > 0:
+        return _DONE
     if request.as_json:
         _print_json(metrics)
         return _DONE
@@ -192,12 +196,12 @@ def bench(request: Request) -> int:
 def export(request: Request) -> int:
     """Write a checkpoint as a Hugging Face folder."""
     if not request.first:
-        raise ConfigError([Problem("CHECKPOINT", None, "is missing", "give the path of a global_step_N folder")])
+        raise ConfigError([Problem("CHECKPOINT", None, "is missing", "give the path or URI of a global_step_N folder")])
     out = request.local_path("out")
     from burnish import api
 
     with _only_result_on_stdout():
-        folder = api.export(Path(request.first), out=out)
+        folder = api.export(request.first, out=out)
     print(folder)
     return _DONE
 

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +14,13 @@ from burnish.cli import commands
 from burnish.cli.commands import Request
 from burnish.config.docs import help_text
 from burnish.config.read import is_assignment
+from burnish.config.rules_devices import environment_rank, environment_world
 from burnish.errors import BurnishError, ConfigError, Problem
 from burnish.log import configure_logging
 
 _WRONG_INPUT, _INTERRUPTED = 2, 130
+_BY_RANKS = ("train", "eval")
+"""Commands whose processes under torchrun or SLURM are ranks of one run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +109,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 done, 2 wrong input, 130 or 143 interrupted. A fault of our own is raised: Python then exits with 1.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    configure_logging(rank=0)
+    configure_logging(rank=environment_rank(os.environ))
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0 if words else _WRONG_INPUT
     try:
         return _run_command(words[0], words[1:])
     except BurnishError as error:
+        if isinstance(error, ConfigError) and words[0] in _BY_RANKS and environment_world(os.environ):
+            _tell_as_rank(error)
         print(error, file=sys.stderr)
         return _WRONG_INPUT
     except KeyboardInterrupt:
         return _INTERRUPTED
+
+
+def _tell_as_rank(error: ConfigError) -> NoReturn:
+    """All ranks that were given this config have found the same: one says so."""
+    from burnish.launch.rank import placed
+
+    with placed():
+        raise error
 
 
 def _run_command(name: str, words: Sequence[str]) -> int:

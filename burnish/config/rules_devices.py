@@ -33,10 +33,21 @@ def processes_per_node(config: SFTConfig, num_devices: int) -> int:
 
 def environment_world(variables: Mapping[str, str]) -> int | None:
     """Processes of the run this process is a rank of already; none when it is to be launched."""
+    place = _environment_place(variables)
+    return place[1] if place else None
+
+
+def environment_rank(variables: Mapping[str, str]) -> int:
+    """Which of these processes this one is; 0 when it is to be launched."""
+    place = _environment_place(variables)
+    return place[0] if place else 0
+
+
+def _environment_place(variables: Mapping[str, str]) -> tuple[int, int] | None:
     for rank, size in _WORLDS:
-        count = variables.get(size, "")
-        if rank in variables and count.isdecimal() and int(count) > 1:
-            return int(count)
+        number, count = variables.get(rank, ""), variables.get(size, "")
+        if number.isdecimal() and count.isdecimal() and int(count) > 1:
+            return int(number), int(count)
     return None
 
 

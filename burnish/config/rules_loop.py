@@ -58,12 +58,21 @@ def _checkpoints(config: SFTConfig) -> Iterator[Broken]:
     if config.hf_save_interval > 0 and not (export or target):
         fix = "give export_path or ckpt_path"
         yield "hf_save_interval", "there is neither export_path nor ckpt_path to export into", fix
-    if config.hf_save_interval > 0 and export and target and Path(export) == Path(target):
+    if config.hf_save_interval > 0 and export and target and _same_place(export, target):
         message = "is ckpt_path too, and a folder global_step_N cannot be an export and a checkpoint"
         yield "export_path", message, "give another folder, or leave it out"
     if resume not in ("", "latest") and not _CHECKPOINT.fullmatch(resume):
         fix = "give latest, or the whole path, such as ckpts/global_step_100"
         yield "resume_from", "is neither empty, nor latest, nor the path of a global_step_N folder", fix
+    if "://" in config.log_dir:
+        yield "log_dir", "is no local path", "give a local folder"
+
+
+def _same_place(one: str, other: str) -> bool:
+    if "://" in one or "://" in other:
+        first, second = (re.sub("^gcs://", "gs://", place).rstrip("/") for place in (one, other))
+        return first == second
+    return Path(one) == Path(other)
 
 
 def _optimizer(config: SFTConfig) -> Iterator[Broken]:

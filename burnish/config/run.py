@@ -30,7 +30,7 @@ class RunKeys(Section):
     """The backend: FSDP2 or Megatron Core."""
     placement: PlacementConfig = PlacementConfig()
     launcher: Literal["local", "ray"] = "local"
-    """Who starts the processes (`ray`: of `burnish tokenize` only); under torchrun or SLURM this is a rank already."""
+    """Who starts the processes: this command, or Ray on its cluster; under torchrun or SLURM this is a rank already."""
     sequence_parallel_size: int = Field(default=1, ge=1)
     """Ranks that share each row's tokens (Ulysses), on FSDP only."""
     fsdp_config: FsdpConfig = FsdpConfig()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from burnish.assemble.data import build_stream, count_steps, open_train
@@ -112,7 +111,7 @@ def _draw(stream: BatchStream, step: int, *, config: SFTConfig, stores: Sequence
 
 def _cursor_before(step: int, *, config: SFTConfig, stores: Sequence[Store]) -> dict[str, Any] | None:
     """That of the newest checkpoint before ``step``."""
-    complete = complete_checkpoints(Path(config.ckpt_path)) if config.ckpt_path else {}
+    complete = complete_checkpoints(config.ckpt_path) if config.ckpt_path else {}
     before = max((number for number in complete if number < step), default=None)
     if before is None:
         return None

@@ -1,72 +1,29 @@
-"""A run in this process. SIGTERM or SIGINT ends it after the step at hand, saved; a SIGINT after that at once."""
+"""A run on this machine: in this process, as the rank that this process is already, or in several new ones."""
 
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from types import FrameType
 
-from burnish.assemble.run import build_run
-from burnish.backends.comm import joined
-from burnish.config import SFTConfig
-from burnish.log import get_logger
-from burnish.train.progress import Progress
-
-log = get_logger(__name__)
+from burnish.assemble.model import world_size
+from burnish.config import Purpose, SFTConfig, find_problems
+from burnish.config.rules_devices import environment_rank, environment_world
+from burnish.errors import ConfigError
+from burnish.launch.spawn import spawn
+from burnish.launch.tasks import TASKS, Outcome
+from burnish.log import configure_logging
 
 
-@dataclass(slots=True)
-class StopSignal:
-    """The signal that asked to stop, if one did."""
+def run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
+    """Train or evaluate what ``config`` says, to the end or to a signal.
 
-    number: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    progress: Progress
-    exit_status: int
-    """0 done; 128 + the signal's number when a signal ended it before its last step."""
-
-
-def run(config: SFTConfig) -> Outcome:
-    """Train what ``config`` says, to its end or to a signal."""
-    stop = StopSignal()
-    with (
-        joined() as ranks,
-        build_run(config, ranks=ranks, interrupted=lambda: stop.number != 0) as trainer,
-        _heeded(stop),
-    ):
-        progress = trainer.train()
-    unfinished = stop.number and progress.step < trainer.num_steps
-    if unfinished:
-        log.info("stopped by %s after step %d", signal.Signals(stop.number).name, progress.step)
-    return Outcome(progress, 128 + stop.number if unfinished else 0)
-
-
-@contextmanager
-def _heeded(stop: StopSignal) -> Iterator[None]:
-    """Note the first signal in ``stop``. Schedulers repeat SIGTERM, so only a SIGINT after it ends the run at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python gives signals to the main thread alone.
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        if stop.number and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if not stop.number:
-            stop.number = number
-            # Not through the log: the signal may have come while it was writing.
-            os.write(2, b"stopping: the step is finished and saved first; Ctrl-C (again) ends at once\n")
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    Raises:
+        BurnishError: the config, the model, the data or a checkpoint is wrong.
+        SystemExit: one of several ranks failed; why stands on stderr.
+    """
+    configure_logging(rank=environment_rank(os.environ))
+    if environment_world(os.environ):
+        return TASKS[purpose](config)
+    if problems := find_problems(config, purpose=purpose):
+        raise ConfigError(problems)
+    processes = world_size(config)
+    if processes == 1:
+        return TASKS[purpose](config)
+    return spawn(config, purpose=purpose, world_size=processes)

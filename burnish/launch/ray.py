@@ -1,225 +1,162 @@
-"""Tokenizing on a Ray cluster, through Ray Data.
+"""A run on a Ray cluster: Ray Train holds its nodes, this process shows what the ranks say and passes signals on.
 
-The rule: a worker writes what this process would have written, or says why it cannot. Nodes share no disk: the files
-come back through Ray, in order and in pieces.
+The rule: what a user can mend ends the run at once; any other failure starts it again from its latest checkpoint, at
+most ``MAX_FAILURES`` times.
 """
 
-import json
 import os
-import platform
-from collections.abc import Iterator, Sequence
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
+from burnish.config import Purpose, SFTConfig, find_problems
+from burnish.config.rules_devices import processes_per_node
+from burnish.errors import ConfigError, LaunchError, revived
+from burnish.launch.ray_board import Board, BoardHere, BoardThere
+from burnish.launch.ray_fit import fit
+from burnish.launch.ray_node import code_hash
+from burnish.launch.signals import heeded
+from burnish.launch.tasks import Outcome
+from burnish.log import configure_logging, get_logger
 
-from burnish.data.tokenize import template_text
-from burnish.data.write import RawSource, Shard, ShardWriter, Task, TokenizeJob
-from burnish.errors import DataError, LaunchError, StorageError
-from burnish.storage.cache import private_folder
-from burnish.storage.files import is_remote
+log = get_logger(__name__)
 
-PIECE_BYTES = 32 * 1024**2
-"""What a worker sends at once."""
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-_SCHEMA = pa.schema([("piece", pa.large_binary()), ("shard", pa.string()), ("error", pa.string())])
-"""Some rows with a piece of the file, then one with what became of the task."""
-_ERRORS = {error.__name__: error for error in (DataError, StorageError)}
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What a worker is told."""
-
-    path: str
-    source: RawSource
-    working_folder: str
-    """Where a relative ``path`` begins."""
-    is_local: bool
-    """Whether ``path`` is a file or folder of the machine, not a URI or a hub id."""
-    tokenizer: dict[str, bytes]
-    """Its files by name; none when it has no folder."""
-    fingerprint: str
-    key: str
-    """Of the job: a worker whose own differs would write other bytes."""
-    fast: bool
-    """Whether to use the faster engine."""
+MAX_FAILURES = 3
+"""Times that a run is started again; nodes that the cluster says it takes away are not counted."""
+_POLL_SECONDS = 0.3
+_LOOK = "look into the logs of Ray, and start again"
 
 
-def run_on_ray(job: TokenizeJob, tasks: Sequence[Task], fast: bool) -> Iterator[Shard]:
-    """Make the files of ``tasks`` on the cluster that Ray finds, else on one of this machine; as ``Runner``.
+def run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
+    """Train or evaluate what ``config`` says on the cluster that Ray finds, else on one of this machine.
 
     Raises:
-        DataError: a row cannot be read or tokenized; or a node has not the same rows.
-        StorageError: a node cannot read a bucket.
-        LaunchError: there is no Ray, or it fails.
+        ConfigError: rules between keys are broken.
+        LaunchError: there is no Ray, no room, or a node lacks what the run needs.
+        SystemExit: a rank failed; why stands on stderr. 2 when the user can mend it, else 1.
     """
-    ray = _import_ray()
-    order = make_order(job, fast=fast)
-    with _cluster(ray):
+    configure_logging(rank=0)
+    ray = import_ray("train")
+    with cluster(ray) as is_own:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        num_gpus = int(max(node.get("GPU", 0) for node in nodes))
+        if problems := find_problems(config, purpose=purpose, num_devices=num_gpus):
+            raise ConfigError(problems)
+        bundle = {"CPU": processes_per_node(config, num_gpus)}
+        bundle |= {"GPU": bundle["CPU"]} if num_gpus else {}
+        _require_room(nodes, bundle, num_nodes=config.placement.num_nodes, can_grow=not is_own)
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        beside = {"num_cpus": 0, "scheduling_strategy": here}
+        actor = ray.remote(BoardHere).options(**beside).remote()
+        order = {
+            "config": config.to_yaml(),
+            "purpose": str(purpose),
+            "folder": str(Path.cwd()),
+            "code": code_hash(),
+            "num_nodes": config.placement.num_nodes,
+            "num_ranks": bundle["CPU"],
+            "actor": actor,
+        }
+        # In a process of its own: Ray Train waits without end, and catches signals that are ours.
+        fitted = ray.remote(fit).options(**beside, max_retries=0).remote(order, bundle=bundle, limit=MAX_FAILURES)
         try:
-            yield from _received(_replies(ray, order, tasks), tasks)
+            return _followed(ray, fitted, BoardThere(actor))
         except ray.exceptions.RayError as error:
             said = str(error).strip().splitlines()[-1]
-            raise LaunchError(
-                job.path, f"Ray failed ({said})", fix="look into the logs of Ray, and start again"
-            ) from error
+            raise LaunchError("launcher=ray", f"Ray failed ({said})", fix=_LOOK) from error
 
 
-def make_order(job: TokenizeJob, *, fast: bool) -> Order:
-    """All that another node needs to do what ``job`` does, but for the rows."""
-    source = job.source.copy()
-    settings = source["tokenizer_settings"]
-    if settings.chat_template is not None:
-        source["tokenizer_settings"] = replace(settings, chat_template=template_text(settings.chat_template))
-    folder = Path(settings.model_path)
-    files = [file for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
-    tokenizer = {file.name: file.read_bytes() for file in files if file.suffix not in _WEIGHTS}
-    return Order(
-        path=job.path,
-        source=source,
-        working_folder=str(Path.cwd()),
-        is_local=not is_remote(job.path) and Path(job.path).expanduser().exists(),
-        tokenizer=tokenizer,
-        fingerprint=job.fingerprint,
-        key=job.key(),
-        fast=fast,
-    )
+def _require_room(
+    nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, int], *, num_nodes: int, can_grow: bool
+) -> None:
+    fitting = sum(all(node.get(name, 0) >= number for name, number in bundle.items()) for node in nodes)
+    if fitting >= num_nodes:
+        return
+    wanted = " and ".join(f"{number} {name}s" for name, number in bundle.items())
+    problem = f"{fitting} of its nodes have {wanted}, the run needs {num_nodes}"
+    if not can_grow:
+        fix = "name the cluster in RAY_ADDRESS, or ask for less in placement"
+        raise LaunchError("the Ray cluster of this machine alone", problem, fix=fix)
+    log.warning("the Ray cluster has no room yet: %s; waiting for more nodes", problem)
 
 
-def open_order(order: Order, folder: Path) -> ShardWriter:
-    """The writer of ``order`` on this node; ``folder`` takes the tokenizer.
+def _followed(ray: ModuleType, fitted: Any, board: Board) -> Outcome:
+    """Show what the nodes tell until ``fitted`` is there; signals that come meanwhile reach the ranks."""
+    signals: list[int] = []
+    with heeded(signals.append):
+        while not ray.wait([fitted], timeout=_POLL_SECONDS)[0]:
+            _show(board)
+            if signals:
+                board.put("stop", "at once" if signal.SIGINT in signals[1:] else "saved")
+                if board.get("begun") is None:
+                    raise SystemExit(128 + signals[0])
+        kind, said = ray.get(fitted)
+        _show(board)
+    if told := board.get("error"):
+        raise revived(told)
+    outcome, failed = board.get("outcome"), board.get("failed")
+    if outcome and not failed and not kind:
+        status = 128 + signals[0] if signals and outcome["exit_status"] else outcome["exit_status"]
+        return Outcome(outcome["result"], status)
+    if signals:
+        raise SystemExit(128 + signals[0])
+    if kind == "WorkerGroupError" and not failed:
+        log.error("given up: ranks failed %d times; the last time: %s", MAX_FAILURES + 1, said)
+    elif kind and not failed:
+        raise LaunchError("launcher=ray", f"Ray failed ({kind}: {said})", fix=_LOOK)
+    raise SystemExit(2 if failed else 1)
+
+
+def _show(board: Board) -> None:
+    sys.stderr.write("".join(board.read()))
+    sys.stderr.flush()
+
+
+def import_ray(library: str) -> ModuleType:
+    """Ray with its ``library``, ``data`` or ``train``.
 
     Raises:
-        DataError: the rows are not here, or would not become the same bytes.
-        StorageError: a bucket cannot be read.
+        LaunchError: they are not installed.
     """
-    node = f"on node {platform.node()}"
-    if order.is_local and not Path(order.working_folder, Path(order.path).expanduser()).exists():
-        fix = "put it under this path on every node, or into a bucket"
-        raise DataError(order.path, f"is not {node}", fix=fix)
-    if order.is_local and not Path(order.path).expanduser().is_absolute():
-        os.chdir(order.working_folder)  # messages show a path as it was given
-    source = order.source.copy()
-    for name, content in order.tokenizer.items():
-        (folder / name).write_bytes(content)
-    if order.tokenizer:
-        source["tokenizer_settings"] = replace(source["tokenizer_settings"], model_path=str(folder))
-    job = TokenizeJob(order.path, source)
-    if job.fingerprint != order.fingerprint:
-        fix = "copy it to every node anew, or put it into a bucket"
-        raise DataError(order.path, f"is another dataset {node} than where the command runs", fix=fix)
-    if job.key() != order.key:
-        problem = f"would become other tokens {node} than where the command runs"
-        raise DataError(
-            order.path, problem, fix="install the same versions of Burnish, transformers and Jinja on all nodes"
-        )
-    return job.writer
-
-
-class _Worker:
-    """Does tasks on one CPU of a node. What a user can mend is sent as text: Ray would wrap it into its own errors."""
-
-    def __init__(self, order: list[Any]) -> None:
-        self._order = order
-        """A list of the one reference to it: each node fetches it once."""
-        self._folder = private_folder()
-        self._writer: ShardWriter | None = None
-
-    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        (task,) = batch.to_pylist()
-        file = self._folder / task["name"]
-        try:
-            shard = self._open().write((task["start"], task["stop"], file))
-        except (DataError, StorageError) as error:
-            told = [type(error).__name__, error.where, error.problem, error.fix]
-            yield _reply(error=json.dumps(told))
-            return
-        if shard.checksum:
-            with file.open("rb") as stream:
-                while piece := stream.read(PIECE_BYTES):
-                    yield _reply(piece=piece)
-            file.unlink()
-        yield _reply(shard=json.dumps(asdict(shard)))
-
-    def _open(self) -> ShardWriter:
-        if self._writer is None:
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each CPU has a worker
-            (order,) = _import_ray().get(self._order)
-            folder = self._folder / "tokenizer"
-            folder.mkdir(exist_ok=True)
-            self._writer = open_order(order, folder)
-            if order.fast:
-                self._writer.tokenizer.use_fast_engine()
-        return self._writer
-
-
-def _replies(ray: ModuleType, order: Order, tasks: Sequence[Task]) -> Iterator[dict[str, Any]]:
-    """What the workers send, in the order of the tasks."""
-    if not tasks:
-        return
-    items = [{"start": start, "stop": stop, "name": file.name} for start, stop, file in tasks]
-    data = ray.data.from_items(items, override_num_blocks=len(items))
-    data.context.execution_options.preserve_order = True
-    data.context.enable_progress_bars = False
-    num_workers = max(1, min(len(tasks), int(ray.cluster_resources().get("CPU", 1))))
-    replies = data.map_batches(
-        _Worker,
-        fn_constructor_args=([ray.put(order)],),
-        batch_size=1,
-        batch_format="pyarrow",
-        compute=ray.data.ActorPoolStrategy(size=num_workers),
-        num_cpus=1,
-    )
-    for batch in replies.iter_batches(batch_size=None, batch_format="pyarrow"):
-        yield from batch.to_pylist()
-
-
-def _received(replies: Iterator[dict[str, Any]], tasks: Sequence[Task]) -> Iterator[Shard]:
-    """Write the files of ``tasks``; what became of each."""
-    for _, _, file in tasks:
-        for reply in replies:
-            if reply["error"]:
-                kind, where, problem, fix = json.loads(reply["error"])
-                raise _ERRORS[kind](where, problem, fix=fix)
-            if reply["shard"]:
-                told = json.loads(reply["shard"])
-                yield Shard(**told | {"notices": tuple(told["notices"])})
-                break
-            with file.open("ab") as stream:
-                stream.write(reply["piece"])
-
-
-def _reply(**values: Any) -> pa.Table:
-    return pa.Table.from_pylist([values], schema=_SCHEMA)
-
-
-def _import_ray() -> ModuleType:
     try:
         import ray
-        import ray.data
+
+        __import__(f"ray.{library}")
     except ImportError as error:
         fix = "pip install 'burnish[ray]'"
-        raise LaunchError("launcher=ray", f"Ray Data cannot be imported ({error})", fix=fix) from error
+        raise LaunchError("launcher=ray", f"ray.{library} cannot be imported ({error})", fix=fix) from error
     return ray
 
 
 @contextmanager
-def _cluster(ray: ModuleType) -> Iterator[None]:
-    """Connected to the cluster of this process, of ``RAY_ADDRESS`` or of this machine, else to one started here."""
+def cluster(ray: ModuleType) -> Iterator[bool]:
+    """Connected to the cluster of this process, of ``RAY_ADDRESS`` or of this machine, else to one started here.
+
+    Yields:
+        Whether it was started here.
+
+    Raises:
+        LaunchError: there is none at ``RAY_ADDRESS``.
+    """
     if ray.is_initialized():
-        yield
+        yield False
         return
+    is_own = False
     try:
-        ray.init(log_to_driver=False, logging_level="WARNING")
+        ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False, logging_level="WARNING")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        address = f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS', '')}"
-        fix = "start the cluster, or correct RAY_ADDRESS"
-        raise LaunchError(address, f"Ray cannot be reached ({error})", fix=fix) from error
+        if address := os.environ.get("RAY_ADDRESS"):
+            fix = "start the cluster, or correct RAY_ADDRESS"
+            raise LaunchError(f"RAY_ADDRESS={address}", f"Ray cannot be reached ({error})", fix=fix) from error
+        ray.init(address="local", log_to_driver=False, logging_level="WARNING")
+        is_own = True
     try:
-        yield
+        yield is_own
     finally:
         ray.shutdown()

@@ -45,16 +45,19 @@ def peak_flops(device_name: str) -> float | None:
     return PEAK_FLOPS[max(fitting, key=len)] if fitting else None
 
 
-def step_flops(card: ModelCard, *, lengths: Sequence[int], num_targets: int) -> float:
+def step_flops(card: ModelCard, *, lengths: Sequence[int], num_targets: int, frozen: bool = False) -> float:
     """Operations of one forward and backward pass, recomputation not counted.
 
     Args:
         card: of the model.
         lengths: tokens of each segment of the step, padding not counted.
         num_targets: positions at which the head is computed.
+        frozen: whether its weights get no gradients, which saves a third of what they cost; adapters are not counted.
     """
+    weights = card.num_matmul_parameters * sum(lengths) + card.hidden_size * card.num_embeddings * num_targets
+    saved = 2 * weights if frozen else 0
     head = 6 * card.hidden_size * card.num_embeddings * num_targets
-    return float(segment_flops(np.asarray(lengths), card=card).sum() + head)
+    return float(segment_flops(np.asarray(lengths), card=card).sum() + head - saved)
 
 
 def segment_flops(lengths: NDArray[np.integer], *, card: ModelCard) -> NDArray[np.float64]:

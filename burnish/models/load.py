@@ -15,6 +15,8 @@ from torch import Tensor
 from burnish.errors import ConfigError, Problem
 from burnish.log import get_logger
 from burnish.models.attention import register
+from burnish.models.balance import balancing_loss
+from burnish.models.layers import linear_layers
 from burnish.storage.cache import Caching
 from burnish.storage.files import is_remote, list_files
 from burnish.storage.transfer import fetch
@@ -56,6 +58,10 @@ class ModelCard:
     """Those one token is multiplied with, embedding and head not counted; of experts, the share that is active."""
     windows: tuple[int | None, ...]
     """For each layer, how many tokens one token sees; None is all before it."""
+    linear_layers: tuple[str, ...]
+    """Names of its linear layers but for the head."""
+    has_balancing_loss: bool
+    """Whether it is a mixture whose experts can be kept equally busy."""
 
 
 def bring_model(path: str, *, weights: bool, **caching: Unpack[Caching]) -> str:
@@ -128,6 +134,8 @@ def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
         num_parameters=sum(p.numel() for p in shell.parameters()),
         num_matmul_parameters=_matmul_parameters(shell, facts),
         windows=_windows(facts, num_layers=int(text.num_hidden_layers)),
+        linear_layers=tuple(linear_layers(shell)),
+        has_balancing_loss=balancing_loss(shell) is not None,
     )
 
 

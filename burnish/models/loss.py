@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from burnish.models.attention import Segments
+from burnish.models.balance import balancing_loss
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
@@ -56,6 +57,8 @@ class Objective:
     """Share of a target that is spread evenly over the vocabulary (Szegedy et al. 2016, section 7)."""
     z_loss: float = 0.0
     """Weight of the squared log of the softmax denominator (Chowdhery et al. 2022, section 5)."""
+    router_aux_loss_coef: float = 0.0
+    """Weight of the loss that keeps experts equally busy; not of a target, but of each token of a micro-batch."""
 
     def losses(self, log_p: Tensor, *, ids: Tensor, lse: Tensor) -> Tensor:
         """[targets, 1] float32.
@@ -188,6 +191,7 @@ class LossModel(nn.Module):
         self.model = model
         self.num_sources = num_sources
         self.objective = objective
+        self.balancing_loss = balancing_loss(model)
         self.text_config: dict[str, Any] = model.config.get_text_config().to_dict()
         self.head = Head.of(self.text_config)
 
@@ -200,8 +204,13 @@ class LossModel(nn.Module):
         target_positions: Tensor,
         target_ids: Tensor,
         target_sources: Tensor,
+        is_token: Tensor | None = None,
+        num_tokens: int = 0,
+        targets_per_token: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch, as :func:`segment_loss` gives it; in evaluation mode always the cross-entropy.
+
+        In training the balancing loss is added to what one goes backward from, not to the sums by source.
 
         Args:
             input_ids: [rows, length] int64
@@ -210,19 +219,30 @@ class LossModel(nn.Module):
             target_positions: [targets] int64 into the flattened rows: where a target is predicted
             target_ids: [targets] int64
             target_sources: [targets] int64
+            is_token: [rows, length] bool: what is not padding
+            num_tokens: how many that are; without any nothing is balanced
+            targets_per_token: targets of the whole batch by its tokens
         """
-        hidden = self._hidden(input_ids, position_ids, segments).flatten(0, 1).index_select(0, target_positions)
-        output = self.model.get_output_embeddings()
-        return segment_loss(
-            hidden,
-            output.weight,
-            output.bias,
+        balanced = bool(self.objective.router_aux_loss_coef and self.training and num_tokens)
+        asked = {"output_router_logits": True} if balanced else {}
+        output = self._output(input_ids, position_ids, segments, **asked)
+        head = self.model.get_output_embeddings()
+        loss, sums = segment_loss(
+            output.last_hidden_state.flatten(0, 1).index_select(0, target_positions),
+            head.weight,
+            head.bias,
             target_ids=target_ids,
             target_sources=target_sources,
             num_sources=self.num_sources,
             head=self.head,
             objective=self.objective if self.training else CROSS_ENTROPY,
         )
+        if balanced:
+            assert self.balancing_loss is not None
+            assert is_token is not None
+            weight = self.objective.router_aux_loss_coef * targets_per_token * num_tokens
+            loss = loss + weight * self.balancing_loss(output.router_logits, is_token)
+        return loss, sums
 
     def logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
         """[rows, length, vocabulary] float32, by this module's own head."""
@@ -240,7 +260,9 @@ class LossModel(nn.Module):
         return self.head.apply(self.model.get_output_embeddings()(hidden))
 
     def _hidden(self, input_ids: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
-        output = self.model.base_model(
-            input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False
+        return self._output(input_ids, position_ids, segments).last_hidden_state  # type: ignore[no-any-return]
+
+    def _output(self, input_ids: Tensor, position_ids: Tensor, segments: Segments, **asked: bool) -> Any:
+        return self.model.base_model(
+            input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False, **asked
         )
-        return output.last_hidden_state  # type: ignore[no-any-return]

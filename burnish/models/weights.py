@@ -84,7 +84,19 @@ def opened(path: str) -> Iterator[Stored]:
         except (OSError, SafetensorError) as error:
             problem = f"its weights cannot be read: {str(error).strip().splitlines()[0]}"
             raise path_problem(path, problem, fix="name a folder with whole *.safetensors") from error
-        yield {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
+        yield {name: _Copied(file.get_slice(name)) for file in files for name in file.keys()}  # noqa: SIM118
+
+
+class _Copied:
+    """A stored tensor whose slices have memory of their own: the file may be written to while they are trained."""
+
+    def __init__(self, stored: Any) -> None:
+        self._stored = stored
+        self.get_shape, self.get_dtype = stored.get_shape, stored.get_dtype
+
+    def __getitem__(self, part: Any) -> Tensor:
+        copied: Tensor = self._stored[part].clone()
+        return copied
 
 
 def _files(path: str) -> list[str]:
@@ -148,15 +160,16 @@ def _shared(model: Any) -> list[list[str]]:
 def _share(model: Any, shared: list[list[str]], *, absent: set[str], path: str) -> None:
     """Make one parameter again of all names in each group; of those, one has to be stored."""
     for names in shared:
-        read = [name for name in names if name not in absent] or names
+        read = [name for name in names if name not in absent]
+        if not read:
+            continue
         first, *others = [model.get_parameter(name) for name in read]
         if any(not torch.equal(_local(first), _local(other)) for other in others):
             fix = "write tie_word_embeddings: false into its config.json"
             raise path_problem(path, f"its config ties {' and '.join(read)}, but both are stored and differ", fix=fix)
         for name in names:
             _put(model, name, first)
-        if not first.is_meta:
-            absent.difference_update(names)
+        absent.difference_update(names)
 
 
 def _local(tensor: Tensor) -> Tensor:

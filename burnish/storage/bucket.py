@@ -1,4 +1,4 @@
-"""Objects of s3:// and gs:// buckets: listed whole or not at all, read in ranges of one version, written once.
+"""Objects of s3:// and gs:// buckets: listed whole or not at all, read in ranges of one version, written and removed.
 
 The credentials are those of the environment, and are looked up again when the bucket says that they have expired.
 Its rule: what may pass is tried again, what will not is an error at once.
@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -28,6 +29,11 @@ RETRIES: Any = {
 }
 """Of a request that is answered with 429, 5xx or not at all."""
 PIECE_BYTES = 1 << 18
+PART_BYTES = 1 << 23
+"""Of an object that is written in parts, unless it would have too many."""
+_MOST_PARTS = 9_000
+"""S3 takes 10,000."""
+_PARTS_AT_ONCE = 4
 BODY_TRIES = 4
 """Of a request whose answer broke off."""
 
@@ -52,6 +58,20 @@ class Object:
     """Quotes included."""
     version: str
     """Changes with the content: the ETag, or else when it was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Intent:
+    """What a request is for, as its errors say it."""
+
+    problem: str
+    right: str
+    kept: str = ""
+
+
+_READ = _Intent("cannot be had", "list and read", ": what was fetched is kept")
+_WRITE = _Intent("cannot be written", "write to")
+_DELETE = _Intent("cannot be removed", "delete from")
 
 
 class Bucket:
@@ -109,25 +129,40 @@ class Bucket:
             problem = "was replaced or removed while it was read"
             raise StorageError(self.uri(wanted.key), problem, fix="start again when it is written") from error
 
-    def write(self, key: str, content: Path | bytes, *, new: bool = False) -> None:
-        """Make ``content`` the object ``key``.
+    def write(self, key: str, content: Path | bytes, *, new: bool = False) -> str | None:
+        """Make ``content`` the object ``key``; returns its ETag.
 
         Raises:
             StorageError: it cannot be written; or is there although it must be ``new``.
         """
-        mode: Any = "create" if new else "overwrite"
+        size = content.stat().st_size if isinstance(content, Path) else len(content)
+        options: Any = {
+            "mode": "create" if new else "overwrite",
+            "use_multipart": size > PART_BYTES and not new,
+            "chunk_size": max(PART_BYTES, -(-size // _MOST_PARTS)),
+            "max_concurrency": _PARTS_AT_ONCE,
+        }
         try:
-            self._call(key, lambda store: obstore.put(store, key, content, mode=mode, use_multipart=not new))
+            return _etag(self._call(key, lambda store: obstore.put(store, key, content, **options), to=_WRITE))
         except (AlreadyExistsError, PreconditionError) as error:
             raise StorageError(self.uri(key), "is there already", fix="name a new folder") from error
         except FileNotFoundError as error:
-            raise self._explain(key, error) from None
+            raise self._explain(key, error, to=_WRITE) from None
+
+    def delete(self, key: str) -> None:
+        """Remove the object ``key``, if it is there.
+
+        Raises:
+            StorageError: it cannot be removed.
+        """
+        with suppress(FileNotFoundError):
+            self._call(key, lambda store: obstore.delete(store, key), to=_DELETE)
 
     def uri(self, key: str) -> str:
         """The whole name of ``key``."""
         return f"{self._scheme}://{self._name}/{key}"
 
-    def _call(self, key: str, action: Callable[[Any], _T]) -> _T:
+    def _call(self, key: str, action: Callable[[Any], _T], *, to: _Intent = _READ) -> _T:
         renewed, failures = False, 0
         while True:
             try:
@@ -142,26 +177,26 @@ class Bucket:
                 failures += 1
                 answered = bool(status) or _ELSEWHERE in str(error)  # the client has tried again what may pass
                 if answered or failures == BODY_TRIES:
-                    raise self._explain(key, error) from None
+                    raise self._explain(key, error, to=to) from None
                 time.sleep(0.2 * 2**failures)
 
-    def _explain(self, key: str, error: Exception) -> StorageError:
+    def _explain(self, key: str, error: Exception, *, to: _Intent) -> StorageError:
         """Without the client's own account of the request, which is long."""
         status, code = _answer(error)
         said = " ".join(dict.fromkeys(filter(None, (str(status or ""), code)))) or str(error).partition("\n")[0]
         place = f"bucket {self._scheme}://{self._name}"
-        problem, fix = "cannot be had", "check the network and the endpoint, then start again: what was fetched is kept"
+        problem, fix = to.problem, f"check the network and the endpoint, then start again{to.kept}"
         if "169.254.169.254" in str(error) or "metadata.google.internal" in str(error):
             problem, fix = "no credentials were found", _CREDENTIALS[self._scheme]
         elif code in _EXPIRED or status == 401:
             problem = "the credentials have expired or are not valid"
-            fix = "log in again, then start again: what was fetched is kept"
+            fix = f"log in again, then start again{to.kept}"
         elif code in ("SignatureDoesNotMatch", "InvalidAccessKeyId"):
             problem = "the credentials are not valid"
             fix = "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile"
         elif status == 403:
             problem = "access is denied"
-            fix = f"let these credentials list and read the {place}, or use others"
+            fix = f"let these credentials {to.right} the {place}, or use others"
         elif _ELSEWHERE in said or code == "AuthorizationHeaderMalformed":
             problem, fix = f"the {place} is in another region", "set AWS_REGION to the bucket's region"
         elif status == 404:

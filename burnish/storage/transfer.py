@@ -12,11 +12,12 @@ import re
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 from burnish.errors import StorageError
 from burnish.log import get_logger
@@ -31,6 +32,8 @@ THREADS = 8
 PROGRESS_SECONDS = 5.0
 INDEX_NAME = ".index.json"
 """Hidden, as no object that is fetched."""
+SENT_NAME = ".sent"
+"""Which files of a folder were sent, with the ETags they got, a line each."""
 _MD5 = re.compile(r'"([0-9a-f]{32})"')
 
 
@@ -101,7 +104,7 @@ class _Job:
         started, unchanged = time.monotonic(), self._link(folder, reuse) if reuse else 0
         missing = [file for file in self._files if not (folder / file.name).is_file()]
         size = sum(file.size - _rewind(folder / file.name, file.size) for file in missing)
-        _require_space(folder, size)
+        require_space(folder, size)
         counts = f"{len(missing)} of {len(self._files)} objects, {_gib(size)}"
         log.info("%s: fetching %s; %d are unchanged", self._uri, counts, unchanged)
         for file in missing:
@@ -177,8 +180,8 @@ class _Job:
         expected = self._checksums.get(file.name)
         if expected and file_digest(part, "sha256") != expected:
             part.unlink()
-            fix = "publish the store again; it was changed after its manifest was written, or damaged on the way"
-            raise StorageError(file.uri, "differs from the checksum in its manifest", fix=fix)
+            fix = "start again, as it may be damaged on the way; else write it anew, or take another one"
+            raise StorageError(file.uri, "differs from the checksum that was written with it", fix=fix)
         if not expected and self._etags_are_md5:
             self._compare_etag(file, part)
         part.rename(target)
@@ -210,10 +213,63 @@ def upload(folder: Path, place: str, *, last: str) -> None:
     """
     bucket, key = open_bucket(place)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda name: bucket.write(f"{key}/{name}", folder / name), [n for n in names if n != last]))
+    _each([n for n in names if n != last], lambda name: bucket.write(f"{key}/{name}", folder / name))
     bucket.write(f"{key}/{last}", (folder / last).read_bytes(), new=True)
     log.info("%s: wrote %d objects", place, len(names))
+
+
+def send(folder: Path, place: str, *, names: Sequence[str]) -> None:
+    """Make the files ``names`` of ``folder`` objects below ``place``, in any order, in the place of what was there.
+
+    What was sent before from this folder, and is still there, is not sent again: each file that has come is noted.
+
+    Raises:
+        StorageError: an object cannot be written.
+    """
+    started, (bucket, key), notes = time.monotonic(), open_bucket(place), folder / SENT_NAME
+    lines = notes.read_text().splitlines(keepends=True) if notes.is_file() else []
+    # A kill may have torn the last line.
+    noted = dict(json.loads(line) for line in lines if line.endswith("\n"))
+    there = {found.key: found.etag for found in bucket.list(key)} if noted else {}
+    missing = [name for name in names if not noted.get(name) or there.get(f"{key}/{name}") != noted[name]]
+    if len(missing) < len(names):
+        log.info("%s: %d of %d files are there already", place, len(names) - len(missing), len(names))
+    writing = Lock()
+    with notes.open("w") as stream:
+        stream.writelines(json.dumps([name, etag]) + "\n" for name, etag in noted.items())
+
+        def write(name: str) -> None:
+            etag = bucket.write(f"{key}/{name}", folder / name)
+            with writing:
+                stream.write(json.dumps([name, etag]) + "\n")
+                stream.flush()
+
+        _each(missing, write)
+    size = _gib(sum((folder / name).stat().st_size for name in missing))
+    log.info("%s: sent %d files, %s, in %.1f s", place, len(missing), size, time.monotonic() - started)
+
+
+def clear(place: str, *, last: str = "") -> None:
+    """Remove every object below ``place``, the one of the name ``last`` after all others.
+
+    Raises:
+        StorageError: an object cannot be removed.
+    """
+    bucket, key = open_bucket(place)
+    keys = [found.key for found in bucket.list(key)]
+    _each([k for k in keys if k != f"{key}/{last}"], bucket.delete)
+    if f"{key}/{last}" in keys:
+        bucket.delete(f"{key}/{last}")
+
+
+def _each(names: Sequence[str], action: Callable[[str], object]) -> None:
+    """Several at a time; the first error ends it."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        try:
+            for done in [pool.submit(action, name) for name in names]:
+                done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _rewind(target: Path, size: int) -> int:
@@ -234,7 +290,12 @@ def _have(target: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _require_space(folder: Path, size: int) -> None:
+def require_space(folder: Path, size: int) -> None:
+    """See that ``size`` bytes have room in ``folder``.
+
+    Raises:
+        StorageError: they have not.
+    """
     free = shutil.disk_usage(folder).free
     if free < size:
         fix = "free some space, or set cache_dir to a folder with more"

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from burnish.backends.base import StepResult
@@ -42,8 +41,8 @@ class Callback:
     def on_evaluate(self, progress: Progress, requests: Requests, *, metrics: Mapping[str, float]) -> None:
         """After an evaluation, with its ``eval/{name}/...`` metrics."""
 
-    def on_save(self, progress: Progress, requests: Requests, *, folder: Path) -> None:
-        """After a checkpoint was begun; it is complete once ``folder`` exists."""
+    def on_save(self, progress: Progress, requests: Requests, *, folder: str) -> None:
+        """After a checkpoint was begun; it is complete once ``folder``, a path or URI, holds ``COMPLETE``."""
 
     def on_log(self, progress: Progress, requests: Requests, *, metrics: Mapping[str, Any]) -> None:
         """After the metrics of a step went to the trackers."""
@@ -68,6 +67,9 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
         self.requests = Requests()
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
 
     def call(self, hook: Callable[..., None], progress: Progress, **event: Any) -> None:
         """Call ``hook`` (such as ``Callback.on_save``) on each of them."""

@@ -1,275 +1,308 @@
 """Checkpoints: whole or not at all, the latest found again, the old ones removed.
 
-``{folder}/global_step_N/`` holds ``backend/`` (tensors), ``state.json`` (counters, place in the data, callbacks),
-``run.json`` (what must not change on resume), ``config.json`` and, written last, ``COMPLETE``. The folder carries
-another name until then, so a half-written checkpoint never looks like one.
+``global_step_N/`` holds ``backend/`` (tensors), ``state.json`` (counters, place in the data, callbacks), ``run.json`` (what
+must not change on resume), ``config.json`` and, written last, ``COMPLETE``. The rule: all ranks call each method at the
+same time, rank 0 decides, and what goes wrong on one of them is an error on all.
 """
 
-import hashlib
 import json
-import os
-import re
-import shutil
+import platform
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from burnish.backends.base import Backend, PendingSave
-from burnish.errors import CheckpointError
+from burnish.backends.comm import Ranks, alone
+from burnish.errors import BurnishError, CheckpointError, StorageError
 from burnish.log import get_logger
+from burnish.storage.files import is_remote, list_files, read_bytes
+from burnish.train.behind import Behind
+from burnish.train.checkpoint_bucket import BucketPlace, fetch_checkpoint
+from burnish.train.checkpoint_files import COMPLETE, Found, folder_name, on_disk, require_complete, verify
+from burnish.train.checkpoint_folder import FolderPlace, require_seen
 
 log = get_logger(__name__)
 
-COMPLETE = "COMPLETE"
-_FORMAT_VERSION = 1
-_STEP_FOLDER = re.compile(r"global_step_(\d+)")
-_PARTIAL = ".partial"
-_OLDER = "resume from an older checkpoint"
+
+class Place(Protocol):
+    """Where checkpoints go. ``list`` and ``remove`` are for rank 0, all else is called on every rank."""
+
+    def uri(self, name: str = "") -> str:
+        """What messages call the checkpoint ``name``, or the whole."""
+        ...
+
+    def draft(self, step: int) -> Path:
+        """Where this rank writes its part of the checkpoint of ``step``."""
+        ...
+
+    def begin(self, step: int, *, contents: Mapping[str, Any], num_bytes: int) -> str:
+        """Make the draft, for ``num_bytes`` of each rank, with ``contents`` as JSON; rank 0 returns a name of this save."""
+        ...
+
+    def publish(self, step: int, *, save: str) -> None:
+        """Let what all ranks have written count, whatever was there under its name."""
+        ...
+
+    def abandon(self, step: int) -> None:
+        """Remove what was written of a checkpoint that failed."""
+        ...
+
+    def recover(self, *, resumed: bool) -> None:
+        """Finish what the end of a killed run left almost whole; whether that run is to be ``resumed`` may matter."""
+        ...
+
+    def list(self) -> Found:
+        """What lies there now."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint or a leftover; at no moment does half of it count."""
+        ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Writing:
-    """A checkpoint on its way to disk: first the tensors, then checksums and the name it will carry."""
+    """A checkpoint whose tensors are off the device."""
 
-    partial: Path
-    target: Path
+    step: int
+    save: str
     tensors: PendingSave
-    publishing: Future[None] | None = None
 
 
 class Checkpointer:
-    """Writes the checkpoints of a run and finds the one to resume from."""
+    """Writes the checkpoints of a run and finds the one to resume from.
+
+    Args:
+        place: a folder that all ranks see, or an s3:// or gs:// URI; empty for a run without checkpoints.
+        ranks: all that write and read them.
+        keep: how many of the newest are kept; -1 keeps all.
+        run: what must not change on resume, JSON-ready.
+        config: kept beside the tensors, JSON-ready.
+        cache_dir: where what goes to a bucket, or comes from there, lies meanwhile; none is the user's cache.
+    """
 
     def __init__(
-        self, folder: Path | None, *, keep: int = -1, run: Mapping[str, Any], config: Mapping[str, Any]
+        self,
+        place: str,
+        *,
+        ranks: Ranks,
+        keep: int = -1,
+        run: Mapping[str, Any],
+        config: Mapping[str, Any],
+        cache_dir: str | None = None,
     ) -> None:
-        self._folder = folder
+        self._place = _open_place(place, ranks=ranks, cache_dir=cache_dir) if place else None
+        self._ranks = ranks
         self._keep = keep
         self._run = dict(run)
         self._config = dict(config)
-        self._writing: _Writing | None = None
-        self._publisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._cache_dir = cache_dir
+        self._begun: _Writing | None = None
+        self._behind = Behind(ranks)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """A checkpoint begun before a failure is completed; a user who interrupts does not want to wait for it."""
-        if kind is None or issubclass(kind, Exception):
+        if kind is None:
             self.finish()
+        elif issubclass(kind, Exception):
+            self._publish_begun()
+            self._behind.leave()
 
     @property
     def enabled(self) -> bool:
         """Whether the run has a place for checkpoints."""
-        return self._folder is not None
+        return self._place is not None
 
-    def save(self, backend: Backend, *, step: int, state: Mapping[str, Any]) -> Path:
+    def save(self, backend: Backend, *, step: int, state: Mapping[str, Any]) -> str:
         """Begin the checkpoint of ``step``; training may go on when this returns.
 
         Args:
             backend: writes its tensors.
             step: number in the folder's name.
-            state: JSON-ready; what ``resume`` gives back.
+            state: JSON-ready; what ``read`` gives back.
 
         Returns:
-            The folder that will stand once the checkpoint is complete.
+            Where it will stand once it is complete.
+
+        Raises:
+            CheckpointError: this one cannot be begun, or the one before could not be completed.
         """
-        assert self._folder is not None
+        assert self._place is not None
         self.finish()
-        target = self._folder / f"global_step_{step}"
-        partial = target.with_name(target.name + _PARTIAL)
-        with _on_disk(partial):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            for name, content in (("state", state), ("run", self._run), ("config", self._config)):
-                (partial / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True))
-            self._writing = _Writing(partial, target, backend.save(partial / "backend"))
-        return target
+        place, draft = self._place, self._place.draft(step)
+        contents = {"state": state, "run": self._run, "config": self._config}
+        begun: list[PendingSave] = []
+
+        def begin_tensors() -> None:
+            with on_disk(draft):
+                begun.append(backend.save(draft / "backend"))
+
+        with self._abandoned_if_it_fails(step):
+            save = self._ranks.of_each(lambda: place.begin(step, contents=contents, num_bytes=backend.save_bytes))[0]
+            self._ranks.of_each(begin_tensors)
+        self._begun = _Writing(step, save, begun[0])
+        return place.uri(folder_name(step))
 
     def poll(self) -> None:
         """Bring the checkpoint being written further, without waiting.
 
         Called once a step's metrics are logged, so that no complete checkpoint knows of a step whose metrics are lost.
+
+        Raises:
+            CheckpointError: it could not be written, on whichever rank.
         """
-        if self._writing is None or not self._writing.tensors.done:
-            return
-        if self._writing.publishing is None:
-            self._writing.publishing = self._publisher.submit(self._complete, self._writing)
-        elif self._writing.publishing.done():
-            self.finish()
+        if self._begun:
+            self._publish_begun()
+        else:
+            self._behind.poll()
 
     def finish(self) -> None:
-        """Wait for the checkpoint being written, if any, until it is complete."""
-        if self._writing is None:
-            return
-        writing, self._writing = self._writing, None
-        if writing.publishing is not None:
-            writing.publishing.result()
-        else:
-            self._complete(writing)
+        """Wait for the checkpoint being written, if any, until it is complete.
 
-    def _complete(self, writing: _Writing) -> None:
-        writing.tensors.wait()
-        with _on_disk(writing.target):
-            _publish(writing.partial, target=writing.target)
-            log.info("checkpoint %s is complete", writing.target)
-            self._remove_old(writing.target)
+        Raises:
+            CheckpointError: it could not be written, on whichever rank.
+        """
+        self._publish_begun()
+        self._behind.finish()
+
+    def recover(self, resume_from: str) -> None:
+        """Before ``find`` in a run that will save: finish what a killed one has left almost whole."""
+        if self._place:
+            self._place.recover(resumed=resume_from == "latest")
 
     def find(self, resume_from: str) -> Path | None:
-        """The checkpoint that ``resume_from`` names: ``""``, ``latest`` or the path of a ``global_step_N``.
+        """The checkpoint that ``resume_from`` names: ``""``, ``latest`` or the path or URI of a ``global_step_N``.
 
         Returns:
-            Its folder, verified; ``None`` for a fresh start.
+            Its folder on this machine, verified; ``None`` for a fresh start.
 
         Raises:
             CheckpointError: the path is missing or not complete, or a file is not as written.
         """
-        if not resume_from:
+        chosen = self._ranks.of_first(self._latest) if resume_from == "latest" else resume_from
+        if not chosen:
             return None
-        found = self._latest() if resume_from == "latest" else Path(resume_from)
-        if found:
-            verify(found)
-        return found
+        return open_checkpoint(chosen, ranks=self._ranks, cache_dir=self._cache_dir)
 
-    def _latest(self) -> Path | None:
-        assert self._folder is not None
-        complete = complete_checkpoints(self._folder)
-        newest = max(complete, default=-1)
-        incomplete = [p.name for p in _incomplete_checkpoints(self._folder) if _step_of(p) > newest]
-        if incomplete:
-            log.warning("%s: not complete, passed over: %s", self._folder, ", ".join(incomplete))
-        if not complete:
-            log.warning("%s: no complete checkpoint; starting fresh", self._folder)
-            return None
-        return complete[newest]
-
-    def read(self, checkpoint: Path, *, allow_changes: bool) -> dict[str, Any]:
-        """The state in ``checkpoint``, once its run is found to fit.
+    def read(self, checkpoint: str | Path, *, allow_changes: bool) -> dict[str, Any]:
+        """The state in ``checkpoint``, once its run is found to fit; of one in a bucket, no tensor is fetched for it.
 
         Raises:
             CheckpointError: the run differs from the checkpoint's.
         """
-        changes = _differences(json.loads((checkpoint / "run.json").read_text()), self._run)
+        state: dict[str, Any] = self._ranks.of_first(lambda: self._read(str(checkpoint), allow_changes=allow_changes))
+        return state
+
+    def _read(self, checkpoint: str, *, allow_changes: bool) -> Any:
+        changes = _differences(_read_json(f"{checkpoint}/run.json"), self._run)
         if changes and not allow_changes:
             raise CheckpointError(
-                str(checkpoint),
+                checkpoint,
                 "this run differs from the checkpoint's: " + "; ".join(changes),
                 fix="restore the old values, or set resume_allow_changes=true to go on with the new ones",
             )
         for change in changes:
             log.warning("resuming with a change: %s", change)
-        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-        return state
+        return _read_json(f"{checkpoint}/state.json")
 
-    def _remove_old(self, newest: Path) -> None:
-        assert self._folder is not None
-        if self._keep < 0:
-            return
-        older = {step: p for step, p in complete_checkpoints(self._folder).items() if step < _step_of(newest)}
-        for step in sorted(older)[: max(0, len(older) - (self._keep - 1))]:
-            _remove(older[step])
-            log.info("removed checkpoint %s: max_ckpts_to_keep=%d", older[step], self._keep)
+    def _latest(self) -> str | None:
+        assert self._place is not None
+        found = self._place.list()
+        newest = max(found.complete, default=-1)
+        passed_over = sorted(name for name, step in found.incomplete.items() if step > newest)
+        if passed_over:
+            log.warning("%s: not complete, passed over: %s", self._place.uri(), ", ".join(passed_over))
+        if newest < 0:
+            log.warning("%s: no complete checkpoint; starting fresh", self._place.uri())
+            return None
+        return self._place.uri(folder_name(newest))
+
+    def _publish_begun(self) -> None:
+        writing, self._begun = self._begun, None
+        if writing:
+            self._behind.start(lambda: self._publish(writing))
+
+    def _publish(self, writing: _Writing) -> None:
+        assert self._place is not None
+        with self._abandoned_if_it_fails(writing.step):
+            writing.tensors.wait()
+            self._place.publish(writing.step, save=writing.save)
+        if self._ranks.rank == 0:
+            log.info("checkpoint %s is complete", self._place.uri(folder_name(writing.step)))
+            self._tidy(self._place, writing.step)
+
+    def _tidy(self, place: Place, newest: int) -> None:
+        """Remove what ``keep`` does not keep, and leftovers. The one just written stays, and those of a higher step."""
+        try:
+            found = place.list()
+            older = [step for step in found.complete if step < newest]
+            for step in older[: max(0, len(older) - (self._keep - 1))] if self._keep > 0 else ():
+                place.remove(folder_name(step))
+                log.info("removed checkpoint %s: max_ckpts_to_keep=%d", place.uri(folder_name(step)), self._keep)
+            for name in found.leftovers:
+                place.remove(name)
+        except StorageError as error:
+            raise CheckpointError(error.where, error.problem, fix=error.fix) from error
+
+    @contextmanager
+    def _abandoned_if_it_fails(self, step: int) -> Iterator[None]:
+        assert self._place is not None
+        try:
+            yield
+        except BurnishError:
+            self._place.abandon(step)
+            raise
 
 
-def complete_checkpoints(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints in ``folder`` by step; whatever else lies there is left out."""
-    found = (p for p in folder.glob("global_step_*") if _STEP_FOLDER.fullmatch(p.name) and (p / COMPLETE).is_file())
-    return {_step_of(p): p for p in found}
+def complete_checkpoints(place: str | Path) -> dict[int, str]:
+    """The complete checkpoints at ``place``, a folder or URI: the path or URI of each by its step."""
+    opened = _open_place(str(place), ranks=alone(), cache_dir=None)
+    return {step: opened.uri(folder_name(step)) for step in opened.list().complete}
 
 
-def verify(checkpoint: Path) -> None:
-    """Compare every file of ``checkpoint`` with what was written.
+def open_checkpoint(place: str, *, ranks: Ranks, cache_dir: str | None = None) -> Path:
+    """The checkpoint at ``place``, a path or URI, as a folder on this machine whose files are as they were written.
 
     Raises:
-        CheckpointError: it is missing, not complete, or a file's size or checksum differs.
+        BurnishError: it is missing or not complete, a file is not as written, or it cannot be fetched.
     """
-    _require_complete(checkpoint)
-    try:
-        complete = json.loads((checkpoint / COMPLETE).read_text())
-    except ValueError as error:
-        raise CheckpointError(str(checkpoint / COMPLETE), "is not as it was written", fix=_OLDER) from error
-    if complete["format_version"] != _FORMAT_VERSION:
-        raise CheckpointError(
-            str(checkpoint), f"has format {complete['format_version']}; this version reads {_FORMAT_VERSION}"
-        )
-    for name, expected in complete["files"].items():
-        file = checkpoint / name
-        if not file.is_file():
-            raise CheckpointError(str(file), "is missing", fix=_OLDER)
-        if file.stat().st_size != expected["size"] or _checksum(file) != expected["sha256"]:
-            raise CheckpointError(str(file), "is not as it was written", fix=_OLDER)
+    if is_remote(place):
+        return _bring_to_nodes(place, ranks, cache_dir)
+    ranks.of_first(lambda: require_complete(Path(place)))
+
+    def verify_part() -> None:
+        require_seen(Path(place) / COMPLETE)
+        verify(Path(place), part=ranks.rank, parts=ranks.world_size)
+
+    ranks.of_each(verify_part, meeting="checkpoint")
+    return Path(place)
 
 
-def _publish(partial: Path, *, target: Path) -> None:
-    files = sorted(p for p in partial.rglob("*") if p.is_file())
-    facts = {str(p.relative_to(partial)): {"size": p.stat().st_size, "sha256": _checksum(p)} for p in files}
-    for file in files:
-        _sync(file)
-    (partial / COMPLETE).write_text(json.dumps({"format_version": _FORMAT_VERSION, "files": facts}, indent=1))
-    _sync(partial / COMPLETE)
-    if target.exists():  # of an earlier run in the same folder, or incomplete
-        replaced = target.with_name(target.name + ".replaced")
-        _remove(replaced)
-        target.rename(replaced)
-        partial.rename(target)
-        _remove(replaced)
-    else:
-        partial.rename(target)
-    _sync(target.parent)
+def _bring_to_nodes(uri: str, ranks: Ranks, cache_dir: str | None) -> Path:
+    nodes = ranks.gather(platform.node())
+    here = [rank for rank, node in enumerate(nodes) if node == platform.node()]
+
+    def bring() -> str:
+        folder = fetch_checkpoint(uri, cache_dir=cache_dir)
+        verify(folder, part=here.index(ranks.rank), parts=len(here))
+        return str(folder)
+
+    return Path(ranks.of_each(bring, meeting="checkpoint")[ranks.rank])
 
 
-def _remove(path: Path) -> None:
-    """A folder with all it holds; of a link, the link alone."""
-    if path.is_dir() and not path.is_symlink():
-        (path / COMPLETE).unlink(missing_ok=True)  # an interrupted removal must not look whole
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _open_place(place: str, *, ranks: Ranks, cache_dir: str | None) -> Place:
+    if is_remote(place):
+        return BucketPlace(place, ranks=ranks, cache_dir=cache_dir)
+    return FolderPlace(Path(place), ranks=ranks)
 
 
-@contextmanager
-def _on_disk(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        fix = "see that the disk has room and can be written"
-        raise CheckpointError(str(place), f"could not be written: {error}", fix=fix) from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _checksum(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _require_complete(checkpoint: Path) -> None:
-    if not checkpoint.is_dir():
-        raise CheckpointError(str(checkpoint), "no such checkpoint", fix="give the path of a global_step_N folder")
-    if not (checkpoint / COMPLETE).is_file():
-        raise CheckpointError(
-            str(checkpoint), f"has no {COMPLETE} file: it was not written to its end", fix="resume from another one"
-        )
-
-
-def _incomplete_checkpoints(folder: Path) -> list[Path]:
-    found = (p for p in folder.glob("global_step_*") if p.is_dir() and not (p / COMPLETE).is_file())
-    return sorted(p for p in found if _STEP_FOLDER.fullmatch(p.name.removesuffix(_PARTIAL)))
-
-
-def _step_of(checkpoint: Path) -> int:
-    match = _STEP_FOLDER.match(checkpoint.name)
-    assert match is not None
-    return int(match.group(1))
+def _read_json(place: str) -> Any:
+    return json.loads(b"".join(map(read_bytes, list_files(place))))
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

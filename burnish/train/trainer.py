@@ -4,9 +4,8 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from burnish.backends.base import Backend, StepResult
@@ -19,6 +18,7 @@ from burnish.train.cadence import Cadence
 from burnish.train.callbacks import Callback, Callbacks
 from burnish.train.checkpoint import Checkpointer
 from burnish.train.evaluation import evaluate
+from burnish.train.export import Exporter
 from burnish.train.metrics import StepMetrics
 from burnish.train.progress import Progress
 from burnish.train.trackers import Trackers
@@ -27,14 +27,6 @@ log = get_logger(__name__)
 
 _FULL_COLLECTION = 50
 """Steps between collections of what has outlived others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exporter:
-    """Writes Hugging Face folders ``{folder}/global_step_N`` when due."""
-
-    folder: Path
-    cadence: Cadence
 
 
 class Trainer:
@@ -75,6 +67,8 @@ class Trainer:
         self._callbacks = callbacks
         self._max_bad_steps = max_bad_steps
         self._interrupted = interrupted
+        self._trained: Batch | None = None
+        self._saved_step = 0
         self.progress = progress
 
     def train(self) -> Progress:
@@ -85,6 +79,8 @@ class Trainer:
                 self._trackers.log(self._evaluate(), step=0)
             epoch_begins = True
             for batch, data_wait in _timed(islice(self._stream, max(0, self.num_steps - self.progress.step))):
+                if self._called_off(batch):
+                    break
                 if epoch_begins:
                     self._callbacks.call(Callback.on_epoch_begin, self.progress)
                 if self._step(batch, data_wait=data_wait):
@@ -98,7 +94,6 @@ class Trainer:
         """One optimizer step, and all that is due after it. Returns whether it was the last."""
         started = time.perf_counter()
         self._callbacks.call(Callback.on_step_begin, self.progress)
-        self._require_same_rows(batch)
         result = self._backend.train_step(batch)
         self._advance(batch, result)
         timings = {"step": data_wait + time.perf_counter() - started, "data_wait": data_wait}
@@ -108,14 +103,13 @@ class Trainer:
 
         requests, step = self._callbacks.requests, self.progress.step
         gave_up = self.progress.bad_steps >= self._max_bad_steps
-        interrupted = self._agree(interrupted=self._interrupted())
-        cut_short = gave_up or (interrupted and step < self.num_steps)
-        last = requests.stop or cut_short or step == self.num_steps
+        self._agree()
+        last = requests.stop or gave_up or step == self.num_steps
         evaluation: dict[str, float] = {}
-        if requests.evaluate or self._eval_at.due(step, last=last and not cut_short):
+        if requests.evaluate or self._eval_at.due(step, last=last and not gave_up):
             requests.evaluate = False
             timings["eval"] = self._clock(lambda: evaluation.update(self._evaluate()))
-            self._agree(interrupted=False)
+            self._agree()
         # After the evaluation: a callback may stop at its loss, or save the best, and is saved with what it saw.
         last = last or requests.stop
         if requests.save or self._save_at.due(step, last=last):
@@ -125,28 +119,33 @@ class Trainer:
         self._trackers.log(metrics, step=step)
         self._callbacks.call(Callback.on_log, self.progress, metrics=metrics)
         # Only then may the checkpoint become complete: a run that is resumed from it does not export this step again.
-        self._export(last=last and not cut_short)
+        self._export(last=last and not gave_up)
         self._checkpointer.poll()
         if gave_up:
             self._give_up()
         return last
 
-    def _require_same_rows(self, batch: Batch) -> None:
-        if not self._ranks.same(repr(batch.row_numbers)):
+    def _called_off(self, batch: Batch) -> bool:
+        """Whether any rank is interrupted before ``batch``; then what is done is saved. One message for all ranks."""
+        same_rows, interrupted = self._ranks.agree(repr(batch.row_numbers), flag=self._interrupted())
+        if not same_rows:
             raise DataError(
                 f"sampler, step {batch.step}",
                 "drew other rows on one rank than on another",
                 fix="draw from its arguments and a fixed seed alone",
             )
-
-    def _agree(self, *, interrupted: bool) -> bool:
-        """Whether any rank is ``interrupted``; what a callback asks on one rank, it asks on all."""
-        asked = self._callbacks.requests
-        flags = (asked.save, asked.evaluate, asked.stop, interrupted)
-        asked.save, asked.evaluate, asked.stop, interrupted = self._ranks.any(flags)
+        if interrupted and self._trained and self._saved_step != self.progress.step:
+            self._save(self._trained)
         return interrupted
 
+    def _agree(self) -> None:
+        """What a callback asks on one rank, it asks on all."""
+        asked = self._callbacks.requests
+        if len(self._callbacks):
+            asked.save, asked.evaluate, asked.stop = self._ranks.any((asked.save, asked.evaluate, asked.stop))
+
     def _advance(self, batch: Batch, result: StepResult) -> None:
+        self._trained = batch
         self.progress.step += 1
         self.progress.total_tokens += batch.num_tokens
         self.progress.epoch += batch.ends_epoch
@@ -175,12 +174,13 @@ class Trainer:
             "cursor": batch.cursor,
             "callbacks": self._callbacks.state_dicts(),
         }
+        self._saved_step = self.progress.step
         folder = self._checkpointer.save(self._backend, step=self.progress.step, state=state)
         self._callbacks.call(Callback.on_save, self.progress, folder=folder)
 
     def _export(self, *, last: bool) -> None:
         if self._exporter and self._exporter.cadence.due(self.progress.step, last=last):
-            self._backend.export(self._exporter.folder / f"global_step_{self.progress.step}")
+            self._exporter.export(self._backend, step=self.progress.step)
 
     def _give_up(self) -> None:
         raise DataError(

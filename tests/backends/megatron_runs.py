@@ -16,7 +16,7 @@ from burnish.backends.comm import joined
 from burnish.backends.megatron.layout import layout_of
 from burnish.backends.megatron.sizes import Sizes
 from burnish.errors import BurnishError
-from tests.backends.steps import batch_of, draw, example, summed_loss
+from tests.backends.steps import batch_of, draw, example, grouped, summed_loss
 from tests.ranks import on_ranks
 
 LR = 1e-3
@@ -39,10 +39,12 @@ def opened(model_dir, *, sizes=Sizes(), **settings):  # noqa: B008
         install()
         from burnish.backends.megatron.backend import MegatronBackend
     defaults = {"num_steps": 10, "num_sources": 2, "learning_rate": LR, "eps": 1e-6, "schedule": "constant"}
+    settings = grouped({**defaults, **settings})
+    del settings["sharding"]
     with joined("cpu") as ranks:
         place = layout_of(sizes, rank=ranks.rank, world_size=ranks.world_size)
         arguments = {"ranks": ranks, "layout": place, "model_path": str(model_dir), "sizes": sizes}
-        with closing(MegatronBackend(**arguments, **{**defaults, **settings})) as backend:
+        with closing(MegatronBackend(**arguments, **settings)) as backend:
             yield backend
 
 

@@ -1,6 +1,7 @@
 """Batches for backends, and the loop they are compared with: one row at a time, plain transformers and torch."""
 
 from contextlib import closing, contextmanager
+from dataclasses import fields
 
 import numpy as np
 import torch
@@ -9,6 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from burnish.backends.comm import joined
 from burnish.backends.fsdp.backend import FsdpBackend
+from burnish.backends.fsdp.shard import Sharding
+from burnish.backends.optimizer import Recipe
 from burnish.data.batch import Batch, collate
 from burnish.data.example import Example
 from burnish.data.packing import Layout, plan_bins, plan_micro_batches
@@ -19,8 +22,17 @@ def opened(model_dir, *, device="cpu", share=1, **settings):
     """A backend of the ranks that the environment names, ``share`` of which hold a part each of the same rows."""
     with joined(device) as ranks:
         place = place_of(ranks.rank, ranks.world_size, share=share)
-        with closing(FsdpBackend(ranks=ranks, layout=place, model_path=str(model_dir), **settings)) as backend:
+        with closing(FsdpBackend(ranks=ranks, layout=place, model_path=str(model_dir), **grouped(settings))) as backend:
             yield backend
+
+
+def grouped(settings):
+    """``settings`` with those of the recipe and of the sharding put together, as a backend takes them."""
+    rest = dict(settings)
+    for name, kind in (("recipe", Recipe), ("sharding", Sharding)):
+        own = {field.name: rest.pop(field.name) for field in fields(kind) if field.name in rest}
+        rest[name] = kind(**own)
+    return rest
 
 
 def place_of(rank, world_size, *, share=1):

@@ -21,7 +21,7 @@ def agreements():
         return {
             "gathered": ranks.gather({"rank": ranks.rank, "text": "é" * ranks.rank}),
             "any": ranks.any([first, not first, False]),
-            "same": [ranks.same("rows"), ranks.same(f"rows {ranks.rank}")],
+            "agree": [ranks.agree("rows", flag=first), ranks.agree(f"rows {ranks.rank}", flag=False)],
             "first": ranks.of_first(lambda: f"made on {ranks.rank}"),
             "node": ranks.of_node(lambda: "one"),
             "sum": ranks.sum([ranks.rank, 0.5]),
@@ -34,7 +34,7 @@ def test_all_ranks_agree():
     assert first == {
         "gathered": [{"rank": 0, "text": ""}, {"rank": 1, "text": "é"}],
         "any": [True, True, False],
-        "same": [True, False],
+        "agree": [(True, True), (False, False)],
         "first": "made on 0",
         "node": "one",
         "sum": [1.0, 1.0],

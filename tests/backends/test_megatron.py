@@ -221,6 +221,27 @@ def test_recomputed_layers_change_no_number(model_dir, reference):
     assert result["norms"] == pytest.approx(reference[1][:3], rel=1e-5)
 
 
+DROPPING = {"transformer_config_kwargs": {"hidden_dropout": 0.2}}
+
+
+def dropping(model_dir, sizes, folder, resuming):
+    """Losses of steps 3 and 4, of a run that has gone through or of one that goes on from where that was saved."""
+    with opened(model_dir, sizes=sizes, **DROPPING) as backend:
+        if resuming:
+            backend.load(folder)
+        else:
+            train(backend, range(3), "shared")
+            backend.save(folder).wait()
+        return train(backend, range(3, 5), "shared")[0]
+
+
+def test_dropout_depends_on_the_step_and_not_on_what_was_before(model_dir, reference, tmp_path):
+    sizes = Sizes(tensor=2, pipeline=2, sequence_parallel=True)
+    whole = on_megatron(4, dropping, model_dir, sizes, tmp_path / "save", False)
+    assert on_megatron(4, dropping, model_dir, sizes, tmp_path / "save", True) == whole
+    assert whole[0] != pytest.approx(reference[0][3:], rel=1e-3), "something is dropped"
+
+
 def low_precision(model_dir, sizes):
     with opened(model_dir, sizes=sizes, dtype="bfloat16") as backend:
         losses, _ = train(backend, range(3), "shared")

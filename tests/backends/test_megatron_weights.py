@@ -98,7 +98,7 @@ def there_and_back(model: Path, out: Path, sizes: Sizes, options: dict) -> float
 
 
 @contextmanager
-def loaded(model: Path, sizes: Sizes, *, dtype=torch.float32, recompute=False, file_bytes=4 * 2**30, logits=True):
+def loaded(model: Path, sizes: Sizes, *, dtype=torch.float32, file_bytes=4 * 2**30, logits=True):
     """What is called with the models of this rank: the ranks, the models, the module of the weights and its settings."""
     cpu.install()
     from burnish.backends.megatron import weights
@@ -109,7 +109,7 @@ def loaded(model: Path, sizes: Sizes, *, dtype=torch.float32, recompute=False, f
     with joined() as ranks:
         start(ranks, sizes, seed=0)
         try:
-            models = build_model(config, sizes=sizes, dtype=dtype, recompute=recompute, extra={})
+            models = build_model(config, sizes=sizes, dtype=dtype, extra={})
             weights.load_weights(models, model, hf_config=config, sizes=sizes)
             yield ranks, models, weights, {"hf_config": config, "sizes": sizes}
         finally:
@@ -347,7 +347,7 @@ def unknown_field(model: Path) -> str:
     from burnish.backends.megatron.model import transformer_config
 
     config = AutoConfig.from_pretrained(model)
-    settings = {"sizes": Sizes(), "dtype": torch.float32, "recompute": True}
+    settings = {"sizes": Sizes(), "dtype": torch.float32}
     assert transformer_config(config, extra={"layernorm_epsilon": 0.5}, **settings).layernorm_epsilon == 0.5
     messages = []
     for extra in ({"no_such": 1}, {"recompute_granularity": "some"}):

@@ -1,6 +1,8 @@
 """B02: the loss of a step depends neither on the micro-batch, nor on packing, nor on the number of ranks."""
 
 from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from burnish.data.packing import Layout, plan_bins, plan_micro_batches
 from burnish.data.samplers import SequentialSampler
 from burnish.data.stream import BatchBuilder, BatchStream
 from burnish.models.loss import LossModel
+from tests.backends.steps import batch_of, example, opened
 from tests.models.families import load_model
+from tests.ranks import on_ranks
 from tests.train.fakes import CountingBackend, ListStore, make_trainer
 
 A, B = ([1, 2], [0, 1]), ([1, 2, 3, 4], [0, 1, 1, 1])
@@ -98,3 +102,41 @@ def test_the_gradient_is_the_same(model, planner, ranks):
     loss, got = loss_and_gradient(model, all_ranks(planner, ranks))
     assert loss == pytest.approx(expected, rel=1e-6)
     assert (got - gradient).norm() <= 1e-6 * gradient.norm()
+
+
+def stub_losses(self, input_ids, *, target_sources, **others):
+    """A target of the first source loses 4.0, one of the second 1.0; the weights have no part in it."""
+    each = torch.where(target_sources == 0, 4.0, 1.0)
+    total = each.sum() + 0.0 * self.model.get_output_embeddings().weight.sum()
+    return total, torch.stack([each[target_sources == source].sum() for source in range(2)])
+
+
+def on_a_rank(folder, share, layout):
+    """The loss of a step with stub losses, the loss of a real one, and its gradients."""
+    with opened(folder, share=share, num_steps=2, num_sources=2, learning_rate=0.0, max_grad_norm=None) as backend:
+        step = partial(batch_of, [example(*A), example(*B)], place=backend.layout, **layout)
+        with patch.object(LossModel, "forward", stub_losses):
+            stubbed = backend.train_step(step(step=1)).loss
+        loss = backend.train_step(step(step=2)).loss
+        # After a step without gradients the first moments are a tenth of those of the second.
+        moments = backend._tensors(weights_only=False)["exp_avg"].values()
+        return stubbed, loss, np.concatenate([moment.full_tensor().numpy().ravel() / 0.1 for moment in moments])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share", "layout"),
+    [
+        (2, 1, {"micro_batch_size": 1}),
+        (2, 2, {"layout": "packed"}),
+        (4, 1, {"layout": "padded"}),
+        (4, 2, {"micro_batch_size": 2}),
+    ],
+    ids=str,
+)
+def test_the_same_on_ranks(model_dir, ranks, share, layout):
+    """On four ranks of their own two hold filler rows only."""
+    _, expected, gradient = on_a_rank(model_dir, 1, {"micro_batch_size": 1})
+    for stubbed, loss, got in on_ranks(ranks, on_a_rank, model_dir, share, layout):
+        assert stubbed == 7 / 4
+        assert loss == pytest.approx(expected, rel=1e-6)
+        assert np.linalg.norm(got - gradient) <= 1e-6 * np.linalg.norm(gradient)

@@ -5,39 +5,61 @@ import json
 import pytest
 
 from burnish import SFTConfig, SFTTrainer
+from burnish.assemble.run import build_run
+from burnish.backends.comm import joined
 from burnish.data.batch import IGNORE
 from burnish.data.packing import Layout
 from burnish.errors import ConfigError
 from burnish.inspect.plan import check
 from tests.parity import reference
+from tests.ranks import on_ranks
 from tests.toys import row, write_jsonl
 from tests.train.fakes import make_store, make_stream
 
 ROWS = [([4, 5, 6, 7], [0, 1, 1, 0]), ([8, 9], [0, 1]), ([10, 11, 12], [0, 0, 1])]
 
 
+def keys_of(folder, model_dir, num_rows, **others):
+    store = write_jsonl(folder / "store.jsonl", [row(ids, mask) for ids, mask in ROWS[:num_rows]])
+    return {
+        "model": {"path": str(model_dir)},
+        "pretokenized_dataset_paths": [str(store)],
+        "batch_size": 8,
+        "num_epochs": 2,
+        "max_length": 8,
+        "log_dir": str(folder / "runs"),
+        "cache_dir": str(folder / "cache"),
+        "optimizer_config": {"lr": 1e-3, "eps": 1e-6},
+        **others,
+    }
+
+
+def assert_two_steps_of_all(folder, model_dir, num_rows):
+    lines = [json.loads(line) for line in (folder / "runs" / "sft" / "metrics.jsonl").read_text().splitlines()]
+    losses, _, _ = reference.train(model_dir, [ROWS[:num_rows]] * 2, lr=1e-3)
+    assert [line["train/loss"] for line in lines] == pytest.approx(losses, rel=1e-5)
+    assert [line["train/epoch"] for line in lines] == [1, 2]
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_run(tmp_path, model_dir, num_rows, packed):
-    rows = ROWS[:num_rows]
-    store = write_jsonl(tmp_path / "store.jsonl", [row(ids, mask) for ids, mask in rows])
-    config = SFTConfig(
-        model={"path": str(model_dir)},
-        pretokenized_dataset_paths=[str(store)],
-        batch_size=8,
-        num_epochs=2,
-        max_length=8,
-        use_sequence_packing=packed,
-        log_dir=str(tmp_path / "runs"),
-        optimizer_config={"lr": 1e-3, "eps": 1e-6},
-    )
+    config = SFTConfig(**keys_of(tmp_path, model_dir, num_rows, use_sequence_packing=packed))
     report = check(config)
     assert (report.problems, report.steps_per_epoch, report.num_steps) == ((), 1, 2)
     assert SFTTrainer(config).train().step == 2
-    lines = [json.loads(line) for line in (tmp_path / "runs" / "sft" / "metrics.jsonl").read_text().splitlines()]
-    losses, _, _ = reference.train(model_dir, [rows, rows], lr=1e-3)
-    assert [line["train/loss"] for line in lines] == pytest.approx(losses, rel=1e-5)
-    assert [line["train/epoch"] for line in lines] == [1, 2]
+    assert_two_steps_of_all(tmp_path, model_dir, num_rows)
+
+
+def as_a_rank(keys):
+    with joined("cpu") as ranks, build_run(SFTConfig(**keys), ranks=ranks, interrupted=lambda: False) as trainer:
+        return trainer.train().step
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_run_of_two_ranks(tmp_path, model_dir, num_rows):
+    assert on_ranks(2, as_a_rank, keys_of(tmp_path, model_dir, num_rows)) == [2, 2]
+    assert_two_steps_of_all(tmp_path, model_dir, num_rows)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])

@@ -2,9 +2,10 @@
 
 import pytest
 
+from burnish.backends.comm import alone
 from burnish.train.cadence import Cadence
 from burnish.train.checkpoint import complete_checkpoints
-from burnish.train.trainer import Exporter
+from burnish.train.export import Exporter
 from tests.train.fakes import make_trainer
 
 
@@ -22,7 +23,7 @@ def test_checkpoints_of_ten_steps(tmp_path, interval, saved):
 def test_a_finished_run_resumed_does_nothing(tmp_path):
     make_trainer(tmp_path)[0].train()
     written = (tmp_path / "ckpt" / "global_step_10" / "COMPLETE").stat().st_mtime_ns
-    exporter = Exporter(tmp_path, Cadence(5))
+    exporter = Exporter(str(tmp_path), Cadence(5), alone())
     trainer, backend, recorder = make_trainer(
         tmp_path, resume_from="latest", eval_at=Cadence(3), eval_first=True, exporter=exporter
     )

@@ -31,7 +31,7 @@ class Notes(Callback):
         self.events.append("train end")
 
     def on_save(self, progress, requests, *, folder):
-        self.events.append(f"save {folder.name}")
+        self.events.append(f"save {folder.rpartition('/')[2]}")
 
 
 def step(number):

@@ -1,7 +1,8 @@
 """A run on two ranks is killed at random, again and again; what is left at its end equals a run that nobody touched.
 
-The store and the checkpoints lie in a bucket. A moment anywhere between start and end is drawn, and with it the launcher
-or one of its ranks; SIGKILL ends it, and the rest has to end by itself. ``make test-chaos`` kills 20 times.
+The store and the checkpoints lie in a bucket. A moment is drawn, and with it the launcher or one of its ranks; SIGKILL ends
+it, and the rest has to end by itself. The moments reach from the start on so far into the steps that the last kill, not the
+first, comes near the end. ``make test-chaos`` kills 20 times.
 """
 
 import os
@@ -92,6 +93,7 @@ def test_killed_at_random(s3_bucket, model_dir, tmp_path):
     untouched = begin(words(model_dir, store, "checkpoints"), tmp_path, tmp_path / "untouched.log")
     assert untouched.wait(timeout=300) == 0, (tmp_path / "untouched.log").read_text()
     whole_seconds = time.monotonic() - began
+    starting_seconds = whole_seconds - STEPS * SECONDS_A_STEP
     (tmp_path / "exports").rename(tmp_path / "wanted")
     wanted = metrics(tmp_path)
 
@@ -101,8 +103,9 @@ def test_killed_at_random(s3_bucket, model_dir, tmp_path):
     for number in range(KILLS):
         log = tmp_path / f"{number}.log"
         process = begin(command, tmp_path, log)
-        # From the first tenth on: before it there is nothing but imports.
-        moment = chance.uniform(0.1, 0.9) * whole_seconds
+        # From a tenth on, as before it there is nothing but imports, to twice the steps that are this start's share.
+        steps_ahead = 2 * (STEPS - newest) / (KILLS - number + 1)
+        moment = chance.uniform(0.1 * whole_seconds, starting_seconds + steps_ahead * SECONDS_A_STEP)
         with suppress(psutil.TimeoutExpired):
             assert process.wait(timeout=moment) == 0, log.read_text()
             report.append(f"{number}: had ended before {moment:.1f} s")

@@ -48,7 +48,7 @@ def test_a_run_needs_no_main_thread(config_of):
 def test_a_signal_ends_the_run_saved_however_often_a_scheduler_repeats_it(tmp_path, config_of, numbers, status):
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     outcome = local.run(config_of(callbacks=[{"tests.launch.test_local.Signals": {"numbers": numbers}}]))
-    assert (outcome.progress.step, outcome.exit_status) == (2, status)
+    assert (outcome.result["step"], outcome.exit_status) == (2, status)
     assert list(complete_checkpoints(tmp_path / "ckpt")) == [2]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
@@ -63,4 +63,4 @@ def test_an_interrupt_after_a_signal_ends_the_run_at_once(tmp_path, config_of):
 def test_a_signal_in_the_last_step_changes_nothing(tmp_path, config_of):
     numbers = [signal.SIGTERM]
     outcome = local.run(config_of(num_steps=2, callbacks=[{"tests.launch.test_local.Signals": {"numbers": numbers}}]))
-    assert (outcome.progress.step, outcome.exit_status) == (2, 0)
+    assert (outcome.result["step"], outcome.exit_status) == (2, 0)

@@ -1,189 +1,293 @@
-"""A Ray cluster of two nodes makes the very store that one process makes."""
+"""Ranks on a Ray cluster: a run that breaks goes on from its checkpoint, and what a user can mend is told once."""
 
 import json
 import os
 import platform
-import shutil
+import signal
 import subprocess
 import sys
-import uuid
-from dataclasses import replace
+import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from burnish import SFTConfig, api
-from burnish.config import Purpose, find_problems
-from burnish.data.manifest import MANIFEST_NAME
-from burnish.data.tokenize import TokenizerSettings
-from burnish.data.write import TokenizeJob
-from burnish.errors import DataError, LaunchError
+from burnish import SFTConfig, SFTTrainer
+from burnish.config import Purpose
+from burnish.errors import DataError, LaunchError, revived
 from burnish.launch import ray as on_ray
-from tests.toys import T3, chat, write_jsonl
+from burnish.launch import ray_node
+from burnish.launch.ray_board import BoardHere
+from burnish.train.callbacks import Callback
+from burnish.train.checkpoint import complete_checkpoints
+from tests.runs.commands import metrics
+from tests.toys import chat, write_jsonl
 
-ROWS = [chat("q" * (i % 70), "" if i % 7 == 0 else f"a{i}") for i in range(1300)]
-NODES = """
-import json, os, sys
-import ray
-from ray.cluster_utils import Cluster
-from burnish import SFTConfig, api
-from burnish.errors import DataError
+BURNISH = "from burnish.cli.main import run; run()"
+BOUNDED = f"from burnish.launch import ray; ray.MAX_FAILURES = 0; {BURNISH}"
 
-def main():
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    cluster.add_node(num_cpus=1)
-    os.environ["RAY_ADDRESS"] = cluster.address
-    good, bad, out = json.loads(sys.argv[1])
-    api.tokenize(SFTConfig(**good), out=out)
-    found = {"left": ray.is_initialized()}
-    ray.init(log_to_driver=False)
+
+class KillsOnce(Callback):
+    """Kills the second rank in its third step, the first time it comes there."""
+
+    def on_step_begin(self, progress, requests):
+        if progress.step == 2 and os.environ["RANK"] == "1" and not Path("killed").exists():
+            Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Breaks(Callback):
+    """Fails on the second rank: with an error that the user can mend, or not."""
+
+    def __init__(self, mendable):
+        self._mendable = mendable
+
+    def on_step_begin(self, progress, requests):
+        if os.environ["RANK"] == "1":
+            raise DataError("the rows", "are odd", fix="mend them") if self._mendable else RuntimeError("a bug")
+
+
+@pytest.fixture
+def words(tmp_path, model_dir):
+    """The words of a run of 2 nodes with a rank each, given in the folder of the test."""
+    rows = [chat(f"question {i} " + "long " * (i % 7), f"answer {i} " * 9) for i in range(50)]
+    data = write_jsonl(tmp_path / "rows.jsonl", rows)
+    keys = {"model.path": model_dir, "train_datasets": data, "num_workers": 0, "batch_size": 8, "num_steps": 300}
+    keys |= {"placement.num_nodes": 2, "placement.num_gpus_per_node": 1, "launcher": "ray"}
+    return ["train", *(f"{key}={value}" for key, value in keys.items())]
+
+
+@contextmanager
+def started(*words, folder, environment, entry=BURNISH):
+    """The command in a process of its own, which does not outlive the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", entry, *words],
+        cwd=folder,
+        env=environment | {"BURNISH_CACHE": str(folder / "cache")},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
-        api.tokenize(SFTConfig(**bad), out=f"{out}-bad")
-    except DataError as error:
-        found["error"] = str(error)
-    found["kept"] = ray.is_initialized()
-    workers = [a for a in ray._private.state.actors().values() if "MapWorker" in a["ActorClassName"]]
-    found["nodes"] = len({a["Address"]["NodeID"] for a in workers})
-    ray.shutdown()
-    cluster.shutdown()
-    print(json.dumps(found))
+        yield process
+    finally:
+        process.kill()
 
-if __name__ == "__main__":
-    main()
+
+def test_a_killed_rank_costs_the_steps_since_the_checkpoint_and_a_signal_none(tmp_path, words, two_nodes, model_dir):
+    more = ["callbacks=tests.launch.test_ray.KillsOnce", "ckpt_path=ckpt", "ckpt_interval=1", "max_ckpts_to_keep=2"]
+    file, deadline = tmp_path / "runs" / "sft" / "metrics.jsonl", time.monotonic() + 400
+    with started(*words, *more, folder=tmp_path, environment=two_nodes) as process:
+        while process.poll() is None and not (file.exists() and '"step": 5,' in file.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=200)
+    assert process.returncode == 143, err
+    assert out == ""
+    assert f"rank 1 on {platform.node()} was killed by SIGKILL\nstarting again: resume_from=latest" in err
+    assert err.count("starting again") == err.count("INFO resumed after step") == 1
+    got = metrics(tmp_path)
+    assert max(complete_checkpoints(tmp_path / "ckpt")) == max(got)
+    assert f"stopped by SIGTERM after step {max(got)}" in (tmp_path / "runs/sft/ranks/rank_0.log").read_text()
+    config = SFTConfig(
+        model={"path": str(model_dir)},
+        train_datasets=[str(tmp_path / "rows.jsonl")],
+        batch_size=8,
+        num_steps=max(got),
+        num_workers=0,
+        log_dir=str(tmp_path / "alone" / "runs"),
+    )
+    SFTTrainer(config).train()
+    losses = [line["train/loss"] for line in metrics(tmp_path / "alone").values()]
+    assert [line["train/loss"] for line in got.values()] == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mendable", "status", "said"),
+    [
+        (True, 2, [f"rank 1 on {platform.node()}: the rows: are odd\n  fix: mend them\n"]),
+        (False, 1, ["RuntimeError: a bug\n", "given up: ranks failed 1 times"]),
+    ],
+)
+def test_failures_end_it_when_they_can_be_mended_or_are_too_many(tmp_path, words, two_nodes, mendable, status, said):
+    callback = f"callbacks=[{{tests.launch.test_ray.Breaks: {{mendable: {mendable}}}}}]"
+    entry = BURNISH if mendable else BOUNDED
+    with started(*words, callback, folder=tmp_path, environment=two_nodes, entry=entry) as process:
+        _, err = process.communicate(timeout=400)
+    assert process.returncode == status, err
+    assert [err.count(text) for text in said] == [1] * len(said)
+    assert "starting again" not in err
+
+
+CKPT = {"ckpt_path": "b"}
+GO_ON = ["resume_from=latest", "resume_weights_only=false"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "before", "now", "words"),
+    [
+        ({}, [], [], []),
+        (CKPT, [], [], ["resume_from=latest"]),
+        (CKPT, [], [2], GO_ON),
+        (CKPT, [9], [9], []),
+        (CKPT, [9], [2, 9], ["resume_from=b/global_step_2", GO_ON[1]]),
+        (CKPT | {"resume_from": "latest"}, [9], [9, 12], []),
+        (CKPT | {"resume_from": "latest", "resume_weights_only": True}, [9], [9], []),
+        (CKPT | {"resume_from": "latest", "resume_weights_only": True}, [1], [1, 2], GO_ON),
+        (CKPT | {"resume_from": "a/global_step_9"}, [], [], []),
+        (CKPT | {"resume_from": "a/global_step_9"}, [], [12], GO_ON),
+    ],
+)
+def test_a_run_that_is_started_again_goes_on_from_its_own_checkpoints(keys, before, now, words):
+    config = SFTConfig(model={"path": "m"}, train_datasets=["d"], **keys)
+    assert ray_node.restart_words(config, before=before, now=now) == words
+
+
+def test_the_first_start_notes_the_checkpoints_that_are_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    board = BoardHere()
+    config = SFTConfig(model={"path": "m"}, train_datasets=["d"], ckpt_path="ckpt", resume_from="old").to_yaml()
+    for step in (3, 4):
+        (tmp_path / f"ckpt/global_step_{step}").mkdir(parents=True)
+        (tmp_path / f"ckpt/global_step_{step}/COMPLETE").touch()
+        plan = ray_node.plan_start(config, board, address="127.0.0.1")
+        assert plan["port"] > 0
+        assert plan["words"] == ([] if step == 3 else GO_ON)
+    assert board.get("begun") == [3]
+    assert board.read() == [f"starting again: {', '.join(GO_ON)}\n"]
+
+
+def test_a_node_that_is_not_fit_is_named(tmp_path):
+    node = f"node {platform.node()}"
+    with pytest.raises(LaunchError, match=f"{node}: has another Burnish"):
+        ray_node.require_fit(folder=str(tmp_path), code="other")
+    with pytest.raises(LaunchError, match=f"{node}: has no folder /no/such"):
+        ray_node.require_fit(folder="/no/such", code=ray_node.code_hash())
+    ray_node.require_fit(folder=str(tmp_path), code=ray_node.code_hash())
+
+
+def test_room_is_asked_for_by_the_node():
+    nodes = [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}]
+    on_ray._require_room(nodes, {"CPU": 2, "GPU": 2}, num_nodes=2, can_grow=False)
+    on_ray._require_room(nodes, {"CPU": 4, "GPU": 4}, num_nodes=2, can_grow=True)
+    with pytest.raises(LaunchError, match="1 of its nodes have 4 CPUs and 4 GPUs, the run needs 2") as error:
+        on_ray._require_room(nodes, {"CPU": 4, "GPU": 4}, num_nodes=2, can_grow=False)
+    assert "RAY_ADDRESS" in error.value.fix
+
+
+RANK = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(143)))
+print("rank", os.environ["RANK"], flush=True)
+{}
 """
 
 
+class Later(BoardHere):
+    """A board that learns ``facts`` when both ranks have begun."""
+
+    def __init__(self, facts):
+        super().__init__()
+        self._later = facts
+        self._begun = 0
+
+    def tell(self, line):
+        super().tell(line)
+        self._begun += line.startswith("rank")
+        for key, value in self._later.items() if self._begun == 2 else ():
+            self.put(key, value)
+
+
 @pytest.fixture
-def keys_of(tmp_path, model_dir):
-    def make(name, rows):
-        file = write_jsonl(tmp_path / name, rows)
-        return {"model": {"path": str(model_dir)}, "train_datasets": [str(file)], "num_workers": 0, "max_length": 80}
-
-    return make
-
-
-@pytest.fixture
-def job_of(tmp_path, model_dir, monkeypatch):
+def ranks(tmp_path, monkeypatch):
+    """Runs a script as each of two ranks of a node; the board, and the logs."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray_node, "_TO_END", 0.5)
+    monkeypatch.setattr(ray_node, "_TO_LEARN", 0.1)
+    config = SFTConfig(model={"path": "m"}, train_datasets=["d"], shutdown_grace_seconds=1)
 
-    def make(rows, model=model_dir, **settings):
-        write_jsonl(tmp_path / "rows.jsonl", rows)
-        return TokenizeJob(
-            "rows.jsonl",
-            {
-                "split": None,
-                "tokenizer_settings": TokenizerSettings(str(model), **settings),
-                "messages_key": None,
-                "tools_key": None,
-                "system_key": None,
-                "num_workers": 0,
-                "cache_dir": None,
-                "force_recache": False,
-                "disable_cache": False,
-            },
-        )
+    def make(script, **facts):
+        monkeypatch.setattr(ray_node, "write_order", lambda folder, config, **order: ("-c", RANK.format(script)))
+        board = Later(facts)
+        places = [{"RANK": number} for number in "45"]
+        ray_node.run_ranks(config, places, purpose=Purpose.TRAIN, board=board)
+        logs = {file.name: file.read_text() for file in (tmp_path / "runs/sft/ranks").iterdir()}
+        return board, logs
 
     return make
 
 
-def new(folder):
-    folder.mkdir()
-    return folder
+def test_what_ranks_say_is_told_and_kept(ranks):
+    board, logs = ranks("")
+    assert sorted(board.read()) == ["rank 4\n", "rank 5\n"]
+    assert logs == {"rank_4.log": "rank 4\n", "rank_5.log": "rank 5\n"}
+    assert not board.get("failed")
 
 
-def content(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
+def test_logs_that_cannot_be_written_are_an_error(ranks, tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(LaunchError, match=f"log_dir=runs: cannot be written on node {platform.node()}"):
+        ranks("")
 
 
-def test_two_nodes_write_the_same_bytes_and_name_the_same_row(tmp_path, keys_of):
-    good = keys_of("rows.jsonl", ROWS)
-    bad = keys_of("bad.jsonl", [*ROWS[:700], {"messages": 5}, *ROWS[700:], {"messages": 6}])
-    script = tmp_path / "nodes.py"
-    script.write_text(NODES)
-    given = [{**good, "launcher": "ray"}, {**bad, "launcher": "ray"}, str(tmp_path / "there")]
-    result = subprocess.run(
-        [sys.executable, str(script), json.dumps(given)],
-        env=os.environ
-        | {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": uuid.uuid4().hex,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "PYTHONPATH": str(Path.cwd()),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    api.tokenize(SFTConfig(**good), out=str(tmp_path / "here"))
-    here = content(tmp_path / "here")
-    assert sorted(here) == [MANIFEST_NAME, *(f"rows-0000{i}.arrow" for i in range(3))]
-    assert content(tmp_path / "there") == here
-    with pytest.raises(DataError, match=r"row 700 .*bad.jsonl, line 701") as error:
-        api.tokenize(SFTConfig(**bad), out=str(tmp_path / "bad"))
-    assert found == {"left": False, "kept": True, "nodes": 2, "error": str(error.value)}
-    assert not (tmp_path / "there-bad").exists()
+def test_an_error_that_can_be_mended_is_not_raised(ranks):
+    board, _ = ranks("sys.exit(2) if os.environ['RANK'] == '5' else time.sleep(60)")
+    assert board.get("failed")
 
 
-def test_files_travel_in_pieces(tmp_path, job_of, monkeypatch):
-    monkeypatch.setattr(on_ray, "PIECE_BYTES", 1000)
-    job = job_of(ROWS[1:20] + [chat("q", "")] * 5)
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    tasks = [(0, 7, tmp_path / "there" / "a"), (19, 24, tmp_path / "there" / "b"), (7, 19, tmp_path / "there" / "c")]
-    worker = on_ray._Worker([])
-    worker._writer = job.writer
-    items = [{"start": start, "stop": stop, "name": file.name} for start, stop, file in tasks]
-    replies = [
-        reply for item in items for table in worker(on_ray.pa.Table.from_pylist([item])) for reply in table.to_pylist()
-    ]
-    assert len(replies) > 6
-    shards = list(on_ray._received(iter(replies), tasks))
-    assert shards == [job.writer.write((start, stop, tmp_path / "here" / file.name)) for start, stop, file in tasks]
-    assert content(tmp_path / "there") == content(tmp_path / "here")
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("os.kill(os.getpid(), 9)", "was killed by SIGKILL"), ("sys.exit(1)", "ended with 1")],
+)
+def test_a_rank_that_dies_is_raised_and_none_stays_behind(ranks, how, said):
+    with pytest.raises(RuntimeError, match=f"rank 4 on {platform.node()} {said}"):
+        ranks(f"{how} if os.environ['RANK'] == '4' else time.sleep(60)")
 
 
-def test_a_node_needs_the_rows_and_no_file_of_the_model(tmp_path, job_of, model_dir):
-    template = tmp_path / "template.jinja"
-    template.write_text(T3)
-    model = shutil.copytree(model_dir, tmp_path / "model")
-    job = job_of(ROWS[:20], model=model, chat_template=str(template))
-    order = on_ray.make_order(job, fast=False)
-    assert "model.safetensors" not in order.tokenizer
-    here = job.writer.write((0, 20, tmp_path / "a.arrow"))
-    template.unlink()
-    shutil.rmtree(model)
-    assert on_ray.open_order(order, new(tmp_path / "node")).write((0, 20, tmp_path / "node" / "a.arrow")) == here
-    assert here.rows == 17
+@pytest.mark.parametrize(("script", "wish", "said"), [("time.sleep(60)", "saved", 2), ("time.sleep(60)", "at once", 0)])
+def test_a_wish_to_stop_reaches_the_ranks(ranks, script, wish, said):
+    board, logs = ranks(script, stop=wish)
+    assert "".join(logs.values()).count("saved") == said
+    assert not board.get("failed")
 
 
-def test_a_node_without_the_rows_is_named(tmp_path, job_of):
-    order = on_ray.make_order(job_of(ROWS[:20]), fast=False)
-    (tmp_path / "rows.jsonl").unlink()
-    with pytest.raises(DataError, match=f"rows.jsonl: is not on node {platform.node()}") as error:
-        on_ray.open_order(order, tmp_path)
-    assert "every node" in error.value.fix
+def test_ranks_that_do_not_save_in_time_are_killed(ranks):
+    started = time.monotonic()
+    ranks("signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)", stop="saved")
+    assert time.monotonic() - started < 20
 
 
-def test_a_node_with_other_rows_or_tokens_is_refused(tmp_path, job_of):
-    order = on_ray.make_order(job_of(ROWS[:20]), fast=False)
-    with pytest.raises(DataError, match="would become other tokens on node"):
-        on_ray.open_order(replace(order, key="other"), new(tmp_path / "a"))
-    write_jsonl(tmp_path / "rows.jsonl", ROWS[:19])
-    with pytest.raises(DataError, match="is another dataset on node"):
-        on_ray.open_order(order, new(tmp_path / "b"))
+def test_ranks_do_not_wait_for_a_node_that_is_not_fit(ranks):
+    ranks("time.sleep(60)", error={"kind": "LaunchError"})
 
 
-def test_without_the_extra_its_name_is_said(tmp_path, keys_of, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(LaunchError, match=r"pip install 'burnish\[ray\]'"):
-        api.tokenize(SFTConfig(**keys_of("rows.jsonl", ROWS[:3]), launcher="ray"), out=str(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+WITHOUT_BURNISH = """
+import json, sys
+import ray
+from ray import cloudpickle
+from burnish.launch.ray_fit import _on_node
+
+sent = cloudpickle.dumps(_on_node())
+for name in [name for name in sys.modules if name.partition(".")[0] == "burnish"]:
+    del sys.modules[name]
+sys.modules["burnish"] = None
 
 
-@pytest.mark.parametrize(("purpose", "refused"), [(Purpose.TOKENIZE, []), (Purpose.TRAIN, ["launcher"])])
-def test_only_tokenizing_is_done_on_ray(keys_of, purpose, refused):
-    config = SFTConfig(**keys_of("rows.jsonl", ROWS[:3]), launcher="ray")
-    assert [problem.key for problem in find_problems(config, purpose=purpose, environment={})] == refused
+class Told:
+    def remote(self, *words):
+        print(json.dumps(words))
+
+
+ray.get = lambda told: told
+cloudpickle.loads(sent)({"actor": type("Actor", (), {"put": Told()})})
+"""
+
+
+def test_a_node_without_burnish_says_so():
+    result = subprocess.run([sys.executable, "-c", WITHOUT_BURNISH], capture_output=True, text=True, check=True)
+    key, told = json.loads(result.stdout)
+    assert key == "error"
+    error = revived(told)
+    assert isinstance(error, LaunchError)
+    assert str(error).startswith(f"node {platform.node()}: Burnish cannot be imported there")

@@ -8,6 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from burnish import SFTConfig, SFTTrainer
+from burnish.assemble.run import build_run
+from burnish.backends.comm import joined
+from burnish.train.callbacks import Callback
+from tests.ranks import on_ranks
 from tests.toys import chat, row, write_jsonl
 
 BATCH_SIZE = 4
@@ -82,6 +86,33 @@ def run(folder: Path, *, model_dir: Path, num_steps: int, **keys: Any) -> dict[s
     config = config_of(folder, model_dir=model_dir, num_steps=num_steps, **keys)
     SFTTrainer(config).train()
     return read_back(folder, num_steps=num_steps)
+
+
+def run_on(number: int, folder: Path, *, model_dir: Path, num_steps: int, **keys: Any) -> dict[str, Any]:
+    """The same on so many ranks; {rows} of each step, as every rank drew them, too."""
+    rows = on_ranks(number, train_as_rank, folder, model_dir, num_steps, keys)
+    assert rows == rows[:1] * number
+    return {**read_back(folder, num_steps=num_steps), "rows": rows[0]}
+
+
+def train_as_rank(folder: Path, model_dir: Path, num_steps: int, keys: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Train as one of the ranks; the rows of the steps taken."""
+    ROWS_DRAWN.clear()
+    callbacks = ["tests.parity.runs.Notes", *keys.pop("callbacks", [])]
+    config = config_of(folder, model_dir=model_dir, num_steps=num_steps, callbacks=callbacks, **keys)
+    with joined("cpu") as ranks, build_run(config, ranks=ranks, interrupted=lambda: False) as trainer:
+        trainer.train()
+    return list(ROWS_DRAWN)
+
+
+ROWS_DRAWN: list[tuple[int, ...]] = []
+
+
+class Notes(Callback):
+    """Keeps the rows of each step."""
+
+    def on_step_end(self, progress, requests, *, batch, result):
+        ROWS_DRAWN.append(batch.row_numbers)
 
 
 def read_back(folder: Path, *, num_steps: int) -> dict[str, Any]:

@@ -8,16 +8,17 @@ from tests.house.source import ROOT
 from tests.toys import row, write_jsonl
 
 
-def module_from(page, folder, name):
-    """The first Python block of a page, as a module."""
-    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)[1]
+def module_from(page, folder, name, *, defines):
+    """The one Python block of a page that defines a class, as a module."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.DOTALL)
+    [code] = [block for block in blocks if f"class {defines}" in block]
     (folder / f"{name}.py").write_text(code)
 
 
 def test_the_sampler_and_the_callback_of_the_docs(tmp_path, model_dir, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    module_from("data.md", tmp_path, "order")
-    module_from("training.md", tmp_path, "stop")
+    module_from("data.md", tmp_path, "order", defines="ShortFirst")
+    module_from("training.md", tmp_path, "stop", defines="StopWhenGood")
     rows = [row(list(range(3, 3 + n)), [0] + [1] * (n - 1)) for n in (9, 2, 5, 7)]
     store = str(write_jsonl(tmp_path / "store.jsonl", rows))
     config = SFTConfig(

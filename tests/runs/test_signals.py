@@ -23,11 +23,15 @@ def wait_for_step(process, folder, step):
     raise AssertionError(f"step {step} was not reached: {process.communicate()[1]}")
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_stop_and_go_on(tmp_path, model_dir, number, status):
+@pytest.mark.parametrize(
+    ("number", "status", "ranks"), [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
+)
+def test_stop_and_go_on(tmp_path, model_dir, number, status, ranks):
+    """With several ranks the signal reaches their launcher alone."""
     rows = [chat(f"question {i} " + "long " * (i % 7), f"answer {i} " * 9) for i in range(50)]
     arguments = ["train", f"model.path={model_dir}", f"train_datasets={write_jsonl(tmp_path / 'c.jsonl', rows)}"]
     arguments += [f"num_steps={STEPS}", "ckpt_path=ckpt", "batch_size=8", "micro_train_batch_size_per_gpu=8"]
+    arguments += [f"placement.num_gpus_per_node={ranks}"]
     (tmp_path / "whole").mkdir()
     whole = burnish(*arguments, folder=tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr

@@ -4,6 +4,7 @@ A fault takes the place of a reply: it is called with ``fetch``, which asks the 
 """
 
 import http.client
+import re
 import socket
 import struct
 import threading
@@ -218,7 +219,8 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: FaultProxy
 
     def do_GET(self) -> None:
-        request, body = self._request(), self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        request = self._request(body)
         fetch: Fetch = lambda: self._fetch(body)  # noqa: E731
         for fault in self.proxy.faults_for(request):
             fetch = _bound(fault, fetch)
@@ -233,10 +235,12 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Says nothing."""
 
-    def _request(self) -> Request:
+    def _request(self, body: bytes) -> Request:
         url = urllib.parse.urlsplit(self.path)
         bucket, _, key = url.path.lstrip("/").partition("/")
         kind = "list" if self.command == "GET" and not key else self.command.lower()
+        if self.command == "POST" and url.query == "delete":  # of several objects, here always of one
+            kind, key = "delete", re.findall("<Key>(.*?)</Key>", body.decode())[0]
         _, _, credential = self.headers.get("Authorization", "").partition("Credential=")
         return Request(
             kind,

@@ -182,14 +182,16 @@ def with_manifest(s3_bucket, tmp_path) -> str:
 def test_a_shard_that_its_manifest_does_not_know_is_refused(s3_bucket, with_manifest):
     s3_bucket.put("tok/part-001.jsonl", s3_bucket.get("tok/part-000.jsonl"))
     for _ in range(2):
-        with pytest.raises(StorageError, match=rf"{with_manifest}/part-001\.jsonl: differs from the checksum in its"):
+        with pytest.raises(
+            StorageError, match=rf"{with_manifest}/part-001\.jsonl: differs from the checksum that was written"
+        ):
             rows_at(with_manifest)
     assert in_cache(Path(os.environ["BURNISH_CACHE"])) == []
 
 
 def test_the_manifest_sees_what_was_damaged_on_the_way(faulty, with_manifest):
     faulty.on("get", flip(16), where=lambda request: request.key == "tok/part-001.jsonl", times=1)
-    with pytest.raises(StorageError, match=r"part-001\.jsonl: differs from the checksum in its manifest"):
+    with pytest.raises(StorageError, match=r"part-001\.jsonl: differs from the checksum that was written"):
         rows_at(with_manifest)
     assert rows_at(with_manifest) == pairs(X + Y)
 
@@ -222,7 +224,7 @@ def test_a_disk_that_fills_meanwhile_is_named(s3_bucket, tmp_path, kind):
     uri = publish(s3_bucket, "tok", [LONG], kind=kind)
     (tmp_path / "small").mkdir()
     mount = inside_mount(f"mount -t tmpfs -o size=512k none {tmp_path}/small")
-    before = "from burnish.storage import transfer\ntransfer._require_space = lambda *_: None\n"
+    before = "from burnish.storage import transfer\ntransfer.require_space = lambda *_: None\n"
     done = read(uri, before=before, inside=mount, BURNISH_CACHE=str(tmp_path / "small"))
     assert f"StorageError: {tmp_path}/small" in done.stderr, done.stderr
     assert "is full (" in done.stderr
@@ -271,3 +273,31 @@ def test_it_takes_no_more_memory_than_its_reads(s3_bucket, tmp_path):
         [sys.executable, "-c", script, s3_bucket.uri("tok")], check=True, capture_output=True, text=True, timeout=100
     )
     assert int(done.stdout) < 2 * transfer.THREADS * transfer.RANGE_BYTES // 1024
+
+
+def test_what_was_sent_and_is_still_there_is_not_sent_again(s3_bucket, faulty, tmp_path):
+    s3_bucket.put("before", b"this server makes a bucket with its first object")
+    folder, names = tmp_path / "made", ["a", "sub/b", "c"]
+    (folder / "sub").mkdir(parents=True)
+    for name in names:
+        (folder / name).write_text(name)
+    transfer.send(folder, s3_bucket.uri("out"), names=names[:2])
+    s3_bucket.put("out/a", b"of another")
+    with (folder / transfer.SENT_NAME).open("a") as notes:
+        notes.write('["c", "torn')
+    faulty.heal()
+    transfer.send(folder, s3_bucket.uri("out"), names=names)
+    assert sorted(request.key for request in faulty.requests if request.kind == "put") == ["out/a", "out/c"]
+    assert [s3_bucket.get(f"out/{name}").decode() for name in names] == names
+    transfer.clear(s3_bucket.uri("out"), last="c")
+    assert s3_bucket.keys("out") == []
+    assert [request.key for request in faulty.requests if request.kind == "delete"][-1] == "out/c"
+
+
+def test_a_large_file_is_sent_in_parts(s3_bucket, faulty, tmp_path):
+    s3_bucket.put("before", b"this server makes a bucket with its first object")
+    (tmp_path / "big").write_bytes(body := os.urandom((2 << 23) + 1))
+    transfer.send(tmp_path, s3_bucket.uri("out"), names=["big"])
+    parts = [request.query["partNumber"] for request in faulty.requests if request.kind == "put"]
+    assert sorted(parts) == ["1", "2", "3"]
+    assert s3_bucket.get("out/big") == body

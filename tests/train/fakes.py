@@ -78,8 +78,10 @@ class CountingBackend:
     def generate(self, prompts, *, max_new_tokens):
         return [[] for _ in prompts]
 
+    save_bytes = 1
+
     def save(self, folder):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "weight.json").write_text(json.dumps(self.weight))
         return Saved()
 
@@ -137,9 +139,11 @@ def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, 
     of_stream = {key: options.pop(key) for key in ("batch_size", "batch_tokens", "sampler") if key in options}
     stream = make_stream(make_store(rows), **of_stream)
     eval_store = make_store(5, seed=1, name="held")
-    checkpointer = Checkpointer(
-        tmp_path and tmp_path / "ckpt", keep=options.pop("keep", -1), run=options.pop("run", {}), config={}
-    )
+    place = options.pop("ckpt_path", str(tmp_path / "ckpt") if tmp_path else "")
+    ranks = options.pop("ranks", None) or alone()
+    checkpointer = Checkpointer(place, ranks=ranks, keep=options.pop("keep", -1), run=options.pop("run", {}), config={})
+    if place:
+        checkpointer.recover(resume_from)
     callbacks = Callbacks(options.pop("callbacks", ()))
     progress = Progress()
     if checkpoint := checkpointer.find(resume_from):
@@ -165,7 +169,7 @@ def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, 
     }
     metrics = StepMetrics(["list"], stream.draws_per_epoch, 1, 1, lambda lengths, targets: 1.0, None)
     trainer = Trainer(
-        ranks=alone(),
+        ranks=ranks,
         backend=backend,
         stream=stream,
         checkpointer=checkpointer,

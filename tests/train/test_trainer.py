@@ -2,15 +2,15 @@
 
 import itertools
 import json
-import logging
 
 import pytest
 
+from burnish.backends.comm import alone
 from burnish.errors import CheckpointError, DataError
 from burnish.train.cadence import Cadence
 from burnish.train.callbacks import Callback
 from burnish.train.checkpoint import Checkpointer, complete_checkpoints
-from burnish.train.trainer import Exporter
+from burnish.train.export import Exporter
 from tests.train.fakes import CountingBackend, make_trainer
 
 
@@ -40,45 +40,6 @@ def test_the_last_step_is_evaluated_once(interval, evaluated):
     assert recorder.steps_with("eval/held/loss") == evaluated
 
 
-@pytest.mark.parametrize(
-    ("keep", "saved"), [(-1, [2, 4, 6, 8, 10]), (2, [8, 10]), (1, [10])], ids=["all", "two", "one"]
-)
-def test_only_older_whole_checkpoints_are_removed(tmp_path, keep, saved):
-    (tmp_path / "ckpt" / "global_step_final").mkdir(parents=True)
-    (tmp_path / "ckpt" / "global_step_7").write_text("a file")
-    (tmp_path / "ckpt" / "hf_exports" / "global_step_2").mkdir(parents=True)
-    trainer, _, _ = make_trainer(tmp_path, save_at=Cadence(2), keep=keep)
-    trainer.train()
-    assert steps_saved(tmp_path) == saved
-    names = {p.name for p in (tmp_path / "ckpt").iterdir()} - {f"global_step_{s}" for s in saved}
-    assert names == {"global_step_final", "global_step_7", "hf_exports"}
-
-
-def test_numbers_are_not_sorted_as_text_and_a_higher_old_one_stays(tmp_path):
-    trainer, _, _ = make_trainer(tmp_path, num_steps=10, save_at=Cadence(9), keep=2)
-    trainer.train()
-    trainer, _, _ = make_trainer(tmp_path, resume_from="latest", num_steps=100, save_at=Cadence(0), keep=2)
-    trainer.train()
-    assert steps_saved(tmp_path) == [10, 100]
-    trainer, _, _ = make_trainer(tmp_path, num_steps=3, keep=1)
-    trainer.train()
-    assert steps_saved(tmp_path) == [3, 10, 100]
-
-
-def test_a_save_that_fails_removes_nothing(tmp_path):
-    class FullDisk(CountingBackend):
-        def save(self, folder):
-            if self.weight == 4:
-                raise OSError(28, "No space left on device")
-            return super().save(folder)
-
-    trainer, _, _ = make_trainer(tmp_path, save_at=Cadence(2), keep=1, backend=FullDisk())
-    with pytest.raises(CheckpointError, match=r"global_step_4\.partial: could not be written: .*No space"):
-        trainer.train()
-    trainer._checkpointer.finish()
-    assert steps_saved(tmp_path) == [2]
-
-
 @pytest.mark.parametrize("stop", [1, 3, 9, 10, 13])
 def test_resume_draws_the_very_next_rows(tmp_path, stop):
     whole, backend, _ = make_trainer(num_steps=25)
@@ -91,46 +52,11 @@ def test_resume_draws_the_very_next_rows(tmp_path, stop):
     assert after.weight == 25
 
 
-def test_latest_passes_over_incomplete_ones_by_name(tmp_path, caplog):
-    make_trainer(tmp_path, num_steps=8, save_at=Cadence(4))[0].train()
-    (tmp_path / "ckpt" / "global_step_8" / "COMPLETE").unlink()
-    (tmp_path / "ckpt" / "global_step_12.partial").mkdir()
-    with caplog.at_level(logging.WARNING, logger="burnish"):
-        trainer, _, _ = make_trainer(tmp_path, resume_from="latest")
-    assert trainer.progress.step == 4
-    assert "global_step_12.partial, global_step_8" in caplog.text
-
-
-def test_latest_without_any_complete_one_starts_fresh_and_says_so(tmp_path, caplog):
-    (tmp_path / "ckpt" / "global_step_8").mkdir(parents=True)
-    with caplog.at_level(logging.WARNING, logger="burnish"):
-        trainer, _, _ = make_trainer(tmp_path, resume_from="latest")
-    assert trainer.progress.step == 0
-    assert "global_step_8" in caplog.text
-    assert "starting fresh" in caplog.text
-
-
-def test_a_named_checkpoint_must_be_there_and_complete(tmp_path):
-    with pytest.raises(CheckpointError, match="no such checkpoint"):
-        make_trainer(tmp_path, resume_from=str(tmp_path / "global_step_5"))
-    (tmp_path / "global_step_5").mkdir()
-    with pytest.raises(CheckpointError, match="no COMPLETE file"):
-        make_trainer(tmp_path, resume_from=str(tmp_path / "global_step_5"))
-
-
 def test_a_changed_file_is_found_on_resume(tmp_path):
     make_trainer(tmp_path, num_steps=2)[0].train()
     file = tmp_path / "ckpt" / "global_step_2" / "state.json"
     file.write_text(file.read_text().replace('"step": 2', '"step": 3'))
     with pytest.raises(CheckpointError, match=r"state\.json: is not as it was written"):
-        make_trainer(tmp_path, resume_from="latest")
-
-
-@pytest.mark.parametrize("content", ["", "{", "\0" * 20])
-def test_a_complete_file_that_is_no_json_is_named(tmp_path, content):
-    make_trainer(tmp_path, num_steps=2)[0].train()
-    (tmp_path / "ckpt" / "global_step_2" / "COMPLETE").write_text(content)
-    with pytest.raises(CheckpointError, match="COMPLETE: is not as it was written"):
         make_trainer(tmp_path, resume_from="latest")
 
 
@@ -157,12 +83,12 @@ def test_a_checkpoint_takes_the_place_of_a_link_or_a_file(tmp_path):
 def test_a_checkpoint_is_verified_before_anything_of_it_is_read(tmp_path):
     """Also where only its weights are taken."""
     make_trainer(tmp_path, num_steps=2)[0].train()
-    found = Checkpointer(tmp_path / "ckpt", run={}, config={}).find("latest")
+    found = Checkpointer(str(tmp_path / "ckpt"), ranks=alone(), run={}, config={}).find("latest")
     assert found == tmp_path / "ckpt" / "global_step_2"
     (found / "backend" / "weight.json").write_text("7")
     for resume_from in ("latest", str(found)):
         with pytest.raises(CheckpointError, match=r"weight\.json: is not as it was written"):
-            Checkpointer(tmp_path / "ckpt", run={}, config={}).find(resume_from)
+            Checkpointer(str(tmp_path / "ckpt"), ranks=alone(), run={}, config={}).find(resume_from)
 
 
 def test_a_run_that_differs_is_stopped_and_every_difference_named(tmp_path):
@@ -180,7 +106,7 @@ def test_a_fresh_run_replaces_a_checkpoint_of_the_same_step(tmp_path):
 
 @pytest.mark.parametrize(("interval", "exported"), [(4, [4, 8, 10]), (5, [5, 10])])
 def test_exports_when_due_and_at_the_end(tmp_path, interval, exported):
-    trainer, backend, _ = make_trainer(exporter=Exporter(tmp_path, Cadence(interval)))
+    trainer, backend, _ = make_trainer(exporter=Exporter(str(tmp_path), Cadence(interval), alone()))
     trainer.train()
     assert backend.exports == [f"global_step_{step}" for step in exported]
 
@@ -196,10 +122,31 @@ def test_bad_steps_are_skipped_and_too_many_in_a_row_stop_the_run_with_a_checkpo
 
 def test_a_signal_saves_after_the_step_at_hand(tmp_path):
     seen = itertools.count()
-    trainer, _, recorder = make_trainer(tmp_path, eval_at=Cadence(0), interrupted=lambda: next(seen) >= 3)
+    trainer, _, recorder = make_trainer(tmp_path, eval_at=Cadence(0), interrupted=lambda: next(seen) >= 4)
     assert trainer.train().step == 4
     assert steps_saved(tmp_path) == [4]
     assert recorder.steps_with("eval/held/loss") == []
+
+
+def test_a_run_that_is_stopped_before_its_first_step_saves_nothing(tmp_path):
+    trainer, _, recorder = make_trainer(tmp_path, interrupted=lambda: True)
+    assert trainer.train().step == 0
+    assert steps_saved(tmp_path) == []
+    assert recorder.lines == []
+
+
+def test_a_step_that_is_saved_already_is_not_saved_again_by_a_signal(tmp_path):
+    seen = itertools.count()
+    saved = []
+
+    class Notes(Callback):
+        def on_save(self, progress, requests, *, folder):
+            saved.append(progress.step)
+
+    options = {"save_at": Cadence(2), "callbacks": [Notes()]}
+    trainer, _, _ = make_trainer(tmp_path, interrupted=lambda: next(seen) >= 4, **options)
+    assert trainer.train().step == 4
+    assert saved == [2, 4]
 
 
 def test_a_callback_asks_to_save_to_evaluate_and_to_stop(tmp_path):
@@ -242,7 +189,7 @@ def test_a_signal_in_the_last_step_cuts_nothing_short(tmp_path):
         tmp_path,
         num_steps=4,
         eval_at=Cadence(0),
-        exporter=Exporter(tmp_path, Cadence(3)),
+        exporter=Exporter(str(tmp_path), Cadence(3), alone()),
         interrupted=lambda: trainer.progress.step == 4,
     )
     trainer.train()
@@ -252,7 +199,7 @@ def test_a_signal_in_the_last_step_cuts_nothing_short(tmp_path):
 
 def test_a_run_cut_short_is_saved_but_not_exported(tmp_path):
     trainer, backend, _ = make_trainer(
-        tmp_path, exporter=Exporter(tmp_path, Cadence(3)), interrupted=lambda: trainer.progress.step == 5
+        tmp_path, exporter=Exporter(str(tmp_path), Cadence(3), alone()), interrupted=lambda: trainer.progress.step == 5
     )
     trainer.train()
     assert steps_saved(tmp_path) == [5]

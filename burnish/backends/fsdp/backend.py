@@ -4,7 +4,7 @@ Its rule: everything a step depends on comes with the batch (rows, step number);
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from math import isfinite, sqrt
 from pathlib import Path
@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from burnish.backends.base import StepResult
-from burnish.backends.comm import Ranks
+from burnish.backends.comm import Ranks, claim
 from burnish.backends.fsdp.generate import continuation
 from burnish.backends.fsdp.gradients import clip, held_gradients, sum_of_squares
-from burnish.backends.fsdp.shard import build_mesh, move_to_host, shard
-from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, load_in_place
+from burnish.backends.fsdp.lora import Adapters, LoraSettings
+from burnish.backends.fsdp.shard import Sharding, build_mesh, move_to_host, shard
+from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, build_stager, load_in_place
 from burnish.backends.fsdp.ulysses import SequenceExchange
-from burnish.backends.optimizer import build_optimizer, optimizer_tensors
-from burnish.backends.optimizer import learning_rate as rate_of_step
-from burnish.backends.tensors import inputs_ahead, memory_peak_gib, target_counts
-from burnish.config.choices import Schedule
+from burnish.backends.optimizer import Recipe, build_optimizer, optimizer_tensors
+from burnish.backends.tensors import DTYPES, inputs_ahead, memory_peak_gib, target_counts
 from burnish.data.batch import Batch
 from burnish.data.packing import Layout
-from burnish.errors import BurnishError
+from burnish.errors import BurnishError, StorageError
 from burnish.log import get_logger
 from burnish.models.attention import register
 from burnish.models.flops import peak_flops
@@ -42,7 +42,8 @@ from burnish.models.weights import read_weights
 
 log = get_logger(__name__)
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+_RECIPE, _SHARDING = Recipe(), Sharding()
 
 
 class FsdpBackend:
@@ -56,29 +57,17 @@ class FsdpBackend:
         model_path: folder or hub id.
         num_steps: horizon of the schedule.
         num_sources: sources the loss is told apart by.
-        seed: of dropout.
+        seed: of dropout, and of the first values of adapters.
         dtype: ``bfloat16`` or ``float32`` compute; by default the first on a GPU, the second on a CPU.
         trust_remote_code: run code that comes with the model.
         chat_template: text that replaces the tokenizer's in exports.
         share_rows: whether rows may hold several segments.
         attention: ``flash``, ``flex``, ``sdpa``, or ``auto`` for the fastest that can.
         objective: what a target costs in training.
-        optimizer: its name.
-        learning_rate: the highest.
-        adam_betas: of AdamW.
-        eps: of AdamW.
-        weight_decay: of AdamW; not of norms and biases.
-        max_grad_norm: gradients above it are scaled down to it; None or 0 leaves them.
-        schedule: shape of the learning rate.
-        num_warmup_steps: below 1 a share of ``num_steps``.
-        min_lr_ratio: where the schedule ends, as a share of ``learning_rate``.
-        fsdp_size: ranks that share one copy of the weights; None is all, fewer hold copies (HSDP).
-        cpu_offload: weights, gradients and optimizer state wait in host memory.
+        lora: trains adapters alone, beside a model that is held in ``dtype``; None trains all weights.
+        recipe: how a step changes the weights.
+        sharding: how they are spread over the ranks.
         param_dtype: as ``dtype``, in whose place it comes for the computation, not for exports.
-        reduce_dtype: in which gradients are summed.
-        activation_checkpointing: compute layers again in the backward rather than keep their insides.
-        reshard_after_forward: give a layer's weights up between forward and backward.
-        compile_layers: compile each layer, but for its attention.
 
     Raises:
         BurnishError: the model is missing, cannot be trained faithfully, or cannot share rows.
@@ -99,60 +88,39 @@ class FsdpBackend:
         share_rows: bool = True,
         attention: str = "auto",
         objective: Objective = CROSS_ENTROPY,
-        optimizer: str = "adamw",
-        learning_rate: float = 1e-5,
-        adam_betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        max_grad_norm: float | None = 1.0,
-        schedule: Schedule = Schedule.CONSTANT_WITH_WARMUP,
-        num_warmup_steps: float = 0,
-        min_lr_ratio: float = 0.0,
-        fsdp_size: int | None = None,
-        cpu_offload: bool = False,
+        lora: LoraSettings | None = None,
+        recipe: Recipe = _RECIPE,
+        sharding: Sharding = _SHARDING,
         param_dtype: str | None = None,
-        reduce_dtype: str = "float32",
-        activation_checkpointing: bool = False,
-        reshard_after_forward: bool = True,
-        compile_layers: bool = False,
     ) -> None:
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        shape: dict[str, Any] = {"num_warmup_steps": num_warmup_steps, "min_lr_ratio": min_lr_ratio}
-        self._rate: Callable[[int], float] = partial(
-            rate_of_step, schedule=schedule, lr=learning_rate, num_steps=num_steps, **shape
-        )
-        self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, max_grad_norm
+        self._rate: Callable[[int], float] = partial(recipe.rate, num_steps=num_steps)
+        self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, recipe.max_grad_norm
         self._ranks, self.layout = ranks, layout
+        claim(ranks.device)
         # A group of its own: the saving thread's messages must not mix with training's.
         self._save_group = dist.new_group(backend="gloo")
+        self._stager = build_stager(ranks.device)
         self._exchange = SequenceExchange.between(ranks, layout=layout)
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._export_dtype = _DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
-            self._dtype = _DTYPES[param_dtype] if param_dtype else self._export_dtype
-            blank = partial(blank_model, model_path, trust_remote_code=trust_remote_code)
+            self._export_dtype = DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
+            self._dtype = DTYPES[param_dtype] if param_dtype else self._export_dtype
+            held_dtype = self._export_dtype if lora else torch.float32
+            blank = partial(blank_model, model_path, dtype=held_dtype, trust_remote_code=trust_remote_code)
             model = blank()
-            self._attend(model, attention, compiled=compile_layers)
+            self._adapters = Adapters(model, lora, path=model_path) if lora else None
+            self._attend(model, attention, compiled=sharding.compile_layers)
             self._model = LossModel(model, num_sources=num_sources, objective=objective)
-            mesh = build_mesh(ranks, fsdp_size=fsdp_size)
+            mesh = build_mesh(ranks, fsdp_size=sharding.fsdp_size)
             self._num_copies = ranks.world_size // mesh.size(-1)
-            self._sharded = shard(
-                self._model,
-                mesh=mesh,
-                dtype=self._dtype,
-                reduce_dtype=_DTYPES[reduce_dtype],
-                cpu_offload=cpu_offload,
-                reshard_after_forward=reshard_after_forward,
-                activation_checkpointing=activation_checkpointing,
-                compile_layers=compile_layers,
-            )
-            read_weights(model, model_path, device=ranks.device, blank=blank)
-            if cpu_offload:
+            self._sharded = shard(self._model, mesh=mesh, dtype=self._dtype, sharding=sharding)
+            with self._adapters.aside(model, seed=seed, device=ranks.device) if self._adapters else nullcontext():
+                read_weights(model, model_path, device=ranks.device, blank=blank)
+            if sharding.cpu_offload:
                 move_to_host(model)
             self._parameters = dict(model.named_parameters())
-            self._optimizer = build_optimizer(
-                self._parameters.values(), name=optimizer, betas=adam_betas, eps=eps, weight_decay=weight_decay
-            )
+            self._optimizer = build_optimizer(self._parameters.values(), recipe)
             self._try_out(model_path, share_rows=share_rows)
             undo.pop_all()
 
@@ -167,16 +135,24 @@ class FsdpBackend:
         on_gpu = self._ranks.device.type == "cuda"
         return peak_flops(torch.cuda.get_device_name(self._ranks.device)) if on_gpu else None
 
+    @property
+    def save_bytes(self) -> int:
+        """What this rank's part of a save takes on a disk; ranks write equal parts."""
+        tensors = [tensor for kind in self._tensors(weights_only=False).values() for tensor in kind.values()]
+        return int(sum(tensor.numel() * tensor.element_size() for tensor in tensors)) // self._ranks.world_size
+
     def train_step(self, batch: Batch) -> StepResult:
         """Forward, backward and one update of the weights, at the learning rate of ``batch.step``."""
         began = perf_counter()
         self._model.train()
         sums = torch.zeros(self._num_sources, dtype=torch.float64, device=self._ranks.device)
+        last = len(batch.micro_batches) - 1
         # Nothing in this loop waits for the device.
         for index, inputs in enumerate(self._inputs(batch)):
-            self._sharded.set_requires_gradient_sync(index == len(batch.micro_batches) - 1)
+            if index in (0, last):  # it asks every module
+                self._sharded.set_requires_gradient_sync(index == last)
             self._seed_dropout(batch.step, index)
-            loss, by_source = self._model(**inputs)
+            loss, by_source = self._model(**inputs, targets_per_token=max(1, batch.num_targets) / batch.num_tokens)
             (loss / max(1, batch.num_targets)).backward()
             sums += by_source
         counts = target_counts(batch, num_sources=self._num_sources, exchange=self._exchange)
@@ -223,7 +199,7 @@ class FsdpBackend:
 
     def save(self, folder: Path) -> DcpSave:
         """Begin to write weights and optimizer state into ``folder``; returns once they are off the device."""
-        return begin_save(self._tensors(weights_only=False), folder, group=self._save_group)
+        return begin_save(self._tensors(weights_only=False), folder, stager=self._stager, group=self._save_group)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Read what ``save`` wrote, also when the number of ranks has changed.
@@ -238,24 +214,38 @@ class FsdpBackend:
         load_in_place(self._tensors(weights_only=weights_only), folder, group=self._save_group)
 
     def export(self, folder: Path) -> None:
-        """Write the weights, the tokenizer and the model's configs as a Hugging Face folder; rank 0 writes."""
-        weights = {}
+        """Write the weights, the tokenizer and the model's configs as a Hugging Face folder; rank 0 writes.
+
+        Raises:
+            StorageError: rank 0 could not; on every rank.
+        """
+        weights: dict[str, torch.Tensor] = {}
         for name, tensor in [*self._parameters.items(), *self._buffers().items()]:
             whole = tensor.detach()
             whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
             if self._ranks.rank == 0:
-                weights[name] = whole.to("cpu", self._export_dtype if whole.is_floating_point() else whole.dtype)
-        if self._ranks.rank == 0:
-            export_folder(
-                folder, model=self._model.model, weights=weights, dtype=self._export_dtype, tokenizer=self._tokenizer
-            )
-        self._ranks.gather(None)
+                # Adapters are merged before anything is rounded.
+                dtype = whole.dtype if self._adapters or not whole.is_floating_point() else self._export_dtype
+                weights[name] = whole.to("cpu", dtype)
+        self._ranks.of_first(lambda: self._write(folder, weights))
 
     def close(self) -> None:
         """End what only the backend used."""
+        self._stager.close()
         dist.destroy_process_group(self._save_group)
         if self._exchange:
             self._exchange.close()
+
+    def _write(self, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+        settings: dict[str, Any] = {"dtype": self._export_dtype, "tokenizer": self._tokenizer}
+        try:
+            if self._adapters:
+                self._adapters.save(folder / "adapter", weights)
+                weights = dict(self._adapters.merged(weights))
+            export_folder(folder, model=self._model.model, weights=weights, **settings)
+        except (OSError, SafetensorError) as error:
+            fix = "see that the disk has room and can be written"
+            raise StorageError(str(folder), f"could not be written: {error}", fix=fix) from error
 
     def _inputs(self, batch: Batch) -> Iterator[dict[str, Any]]:
         return inputs_ahead(batch.micro_batches, device=self._ranks.device, exchange=self._exchange)
@@ -269,34 +259,34 @@ class FsdpBackend:
     def _try_out(self, model_path: str, *, share_rows: bool) -> None:
         self._model.eval()
         settings: dict[str, Any] = {"device": self._ranks.device, "dtype": self._dtype}
-        problem = head_problem(self._model, **settings)
-        if problem:
-            raise BurnishError(
-                f"model.path={model_path}", f"cannot be trained faithfully: {problem}", fix="name another model"
+        checks: list[tuple[str, Callable[[], str], str]] = [
+            ("cannot be trained faithfully", lambda: head_problem(self._model, **settings), "name another model")
+        ]
+        if share_rows:
+            fix = "write remove_microbatch_padding=false (and use_sequence_packing=false)"
+            checks.append(("examples cannot share a row", lambda: isolation_problem(self._model, **settings), fix))
+        if exchange := self._exchange:
+            fix = "leave out sequence_parallel_size"
+            checks.append(
+                ("ranks cannot share its rows", lambda: parts_problem(self._model, exchange, **settings), fix)
             )
-        problem = isolation_problem(self._model, **settings) if share_rows else ""
-        if problem:
-            raise BurnishError(
-                f"model.path={model_path}",
-                f"examples cannot share a row: {problem}",
-                fix="write remove_microbatch_padding=false (and use_sequence_packing=false)",
-            )
-        problem = parts_problem(self._model, self._exchange, **settings) if self._exchange else ""
-        # Only a rank that holds a later part may find it, and no other may wait for that one.
-        problem = max(self._ranks.gather(problem))
-        if problem:
-            raise BurnishError(
-                f"model.path={model_path}",
-                f"ranks cannot share its rows: {problem}",
-                fix="leave out sequence_parallel_size",
-            )
+        for what, find, fix in checks:
+            # One rank may find it alone, and no other may wait for that one.
+            if problem := max(self._ranks.gather(find())):
+                raise BurnishError(f"model.path={model_path}", f"{what}: {problem}", fix=fix)
 
     def _seed_dropout(self, step: int, micro_batch: int) -> None:
         entropy = np.random.SeedSequence([self._seed, step, self._ranks.rank, micro_batch])
-        torch.manual_seed(int(entropy.generate_state(1, np.uint64)[0]))
+        seed = int(entropy.generate_state(1, np.uint64)[0])
+        # torch.manual_seed would note a stack trace for every kind of device that is not there, 0.2 ms and more.
+        torch.default_generator.manual_seed(seed)
+        if self._ranks.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _tensors(self, *, weights_only: bool) -> dict[str, Any]:
-        tensors: dict[str, Any] = {"weights": {name: p.detach() for name, p in self._parameters.items()}}
+        tensors: dict[str, Any] = {
+            "weights": {name: p.detach() for name, p in self._parameters.items() if p.requires_grad}
+        }
         return tensors if weights_only else tensors | optimizer_tensors(self._optimizer, self._parameters)
 
     def _buffers(self) -> dict[str, torch.Tensor]:

@@ -1,5 +1,7 @@
 """A model becomes one whose parameters are spread over the ranks (FSDP2), with its gradients summed, not averaged."""
 
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -18,53 +20,60 @@ from torch.distributed.fsdp import (
 from burnish.backends.comm import Ranks
 from burnish.models.loss import LossModel
 
+_MESHES = count()
 MIN_LAYER_PARAMETERS = 2**20
 """A smaller layer is gathered with the rest: by itself it would cost more time than it saves memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How the model is spread over the ranks, and what is kept of it between its uses."""
+
+    fsdp_size: int | None = None
+    """Ranks that share one copy of the weights; None is all, fewer hold copies (HSDP)."""
+    cpu_offload: bool = False
+    """Parameters, gradients and optimizer state lie in host memory while they are not computed with."""
+    reduce_dtype: torch.dtype = torch.float32
+    """In which gradients are summed over ranks and micro-batches."""
+    reshard_after_forward: bool = True
+    """A layer is given up between its forward and its backward."""
+    activation_checkpointing: bool = False
+    """A layer keeps its input only, and is computed again in the backward."""
+    compile_layers: bool = False
+    """Each layer is compiled, but for its attention, for rows of any length."""
+
+
 def build_mesh(ranks: Ranks, *, fsdp_size: int | None) -> DeviceMesh:
     """All ranks, in groups of ``fsdp_size`` that hold a copy of the model each; one group where that is None."""
-    if fsdp_size in (None, ranks.world_size):
-        return init_device_mesh(ranks.device.type, (ranks.world_size,))
-    shape = (ranks.world_size // fsdp_size, fsdp_size)
-    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=("copies", "parts"))
+    parts = fsdp_size or ranks.world_size
+    shape = (parts,) if parts == ranks.world_size else (ranks.world_size // parts, parts)
+    # DTensor takes meshes of equal names and ranks for one, also one of a group that was left.
+    number = next(_MESHES)
+    names = tuple(f"{name}_{number}" for name in ("copies", "parts")[-len(shape) :])
+    return init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
 
 
-def shard(
-    model: LossModel,
-    *,
-    mesh: DeviceMesh,
-    dtype: torch.dtype,
-    reduce_dtype: torch.dtype,
-    cpu_offload: bool,
-    reshard_after_forward: bool,
-    activation_checkpointing: bool,
-    compile_layers: bool = False,
-) -> FSDPModule:
+def shard(model: LossModel, *, mesh: DeviceMesh, dtype: torch.dtype, sharding: Sharding) -> FSDPModule:
     """Spread ``model`` over ``mesh``, in place, and return it.
 
     Every decoder layer is gathered by itself, the rest together.
 
     Args:
-        model: float32, on meta.
+        model: on meta, all that is trained in float32.
         mesh: of :func:`build_mesh`.
         dtype: of the computation.
-        reduce_dtype: in which gradients are summed over ranks and micro-batches.
-        cpu_offload: whether parameters and gradients lie in host memory while they are not computed with.
-        reshard_after_forward: whether a layer is given up between its forward and its backward.
-        activation_checkpointing: whether a layer keeps its input only, and is computed again in the backward.
-        compile_layers: whether each layer is compiled, for rows of any length.
+        sharding: how.
     """
-    policy = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=reduce_dtype)
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy()
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=sharding.reduce_dtype)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if sharding.cpu_offload else OffloadPolicy()
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
     for layer in decoder_layers(model.model):
-        if compile_layers:
+        if sharding.compile_layers:
             layer.compile(dynamic=True)
-        if activation_checkpointing:
+        if sharding.activation_checkpointing:
             checkpoint(layer)
         if sum(parameter.numel() for parameter in layer.parameters()) >= MIN_LAYER_PARAMETERS:
-            fully_shard(layer, **settings, reshard_after_forward=reshard_after_forward)
+            fully_shard(layer, **settings, reshard_after_forward=sharding.reshard_after_forward)
     # Its backward follows at once: embedding and head would be gathered again for nothing.
     spread: FSDPModule = fully_shard(model, **settings, reshard_after_forward=False)
     for module in model.modules():

@@ -5,6 +5,7 @@ and nothing else, so a planted file cannot run code.
 """
 
 import pickle
+import shutil
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -42,7 +44,7 @@ ADMITTED = frozenset(
 """(module, name) of everything a ``.metadata`` of tensors holds."""
 
 
-_SAME_MODEL = "resume with the model it was made with"
+_SAME_MODEL = "resume with the model it was made with, and the same model.lora"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +68,38 @@ class DcpSave:
         try:
             self.future.result()
         except (CheckpointException, OSError, RuntimeError) as error:
+            # torch's own words do not say that a disk is full.
+            there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+            free = f"{shutil.disk_usage(there).free / 2**30:.2f} GiB are free"
             raise CheckpointError(
                 str(self.folder),
-                f"could not be written: {cause_of(error)}",
+                f"could not be written: {cause_of(error)} ({free} there)",
                 fix="see that the disk has room and can be written",
             ) from error
 
 
-def begin_save(tensors: dict[str, Any], folder: Path, *, group: dist.ProcessGroup) -> DcpSave:
+def build_stager(device: torch.device) -> DefaultStager:
+    """Copies tensors of ``device`` into memory of the host that it keeps: to find new pages takes longer than to fill them."""
+    on_gpu = device.type == "cuda"
+    return DefaultStager(
+        StagingOptions(
+            use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu
+        )
+    )
+
+
+def begin_save(tensors: dict[str, Any], folder: Path, *, stager: DefaultStager, group: dist.ProcessGroup) -> DcpSave:
     """Copy ``tensors`` (by name, nested as you like) to memory and begin to write them into ``folder``.
 
     Args:
         tensors: equal names on every rank.
         folder: made if it is missing.
+        stager: its memory is written from until the save is done, and must not be filled again before.
         group: on the CPU and used for nothing else: the thread's messages must not mix with training's.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    future = async_save(tensors, storage_writer=FileSystemWriter(folder), process_group=group)
-    assert isinstance(future, Future), "DCP answers otherwise only to a stager of ours"
+    future = async_save(tensors, storage_writer=FileSystemWriter(folder), async_stager=stager, process_group=group)
+    assert isinstance(future, Future), "DCP answers otherwise only to a stager with a thread"
     return DcpSave(folder, future)
 
 

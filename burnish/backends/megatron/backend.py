@@ -12,6 +12,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -21,6 +22,7 @@ from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
 )
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor
 
 from burnish.backends.base import StepResult
@@ -33,9 +35,8 @@ from burnish.backends.megatron.sizes import Sizes
 from burnish.backends.megatron.tensor_files import begin_save, load_in_place
 from burnish.backends.megatron.thd import StageInputs, stage_inputs
 from burnish.backends.megatron.weights import export_weights, load_weights
-from burnish.backends.optimizer import learning_rate as rate_of_step
-from burnish.backends.tensors import memory_peak_gib
-from burnish.config.choices import Schedule
+from burnish.backends.optimizer import Recipe
+from burnish.backends.tensors import DTYPES, memory_peak_gib
 from burnish.data.batch import Batch, MicroBatch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError
@@ -43,9 +44,8 @@ from burnish.models.flops import peak_flops
 from burnish.models.load import blank_model, export_configs, read_config, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, Objective
 
-_WHOLE = Sizes()
+_RECIPE, _WHOLE = Recipe(), Sizes()
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class MegatronBackend:
@@ -65,15 +65,7 @@ class MegatronBackend:
         trust_remote_code: run code that comes with the tokenizer.
         chat_template: text that replaces the tokenizer's in exports.
         objective: what a target costs in training.
-        optimizer: its name.
-        learning_rate: the highest.
-        adam_betas: of AdamW.
-        eps: of AdamW.
-        weight_decay: of AdamW; not of norms and biases.
-        max_grad_norm: gradients above it are scaled down to it; None or 0 leaves them.
-        schedule: shape of the learning rate.
-        num_warmup_steps: below 1 a share of ``num_steps``.
-        min_lr_ratio: where the schedule ends, as a share of ``learning_rate``.
+        recipe: how a step changes the weights.
         transformer_config_kwargs: more keys of Megatron's ``TransformerConfig``.
         optimizer_config_kwargs: more keys of Megatron's ``OptimizerConfig``.
 
@@ -95,25 +87,14 @@ class MegatronBackend:
         trust_remote_code: bool = False,
         chat_template: str | None = None,
         objective: Objective = CROSS_ENTROPY,
-        optimizer: str = "adamw",
-        learning_rate: float = 1e-5,
-        adam_betas: tuple[float, float] = (0.9, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-        max_grad_norm: float | None = 1.0,
-        schedule: Schedule = Schedule.CONSTANT_WITH_WARMUP,
-        num_warmup_steps: float = 0,
-        min_lr_ratio: float = 0.0,
+        recipe: Recipe = _RECIPE,
         transformer_config_kwargs: Mapping[str, Any] = _NOTHING,
         optimizer_config_kwargs: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        shape: dict[str, Any] = {"num_warmup_steps": num_warmup_steps, "min_lr_ratio": min_lr_ratio}
-        self._rate: Callable[[int], float] = partial(
-            rate_of_step, schedule=schedule, lr=learning_rate, num_steps=num_steps, **shape
-        )
+        self._rate: Callable[[int], float] = partial(recipe.rate, num_steps=num_steps)
         self._ranks, self.layout, self._sizes = ranks, layout, sizes
-        self._num_sources, self._objective = num_sources, objective
-        self._dtype = _DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
+        self._num_sources, self._objective, self._seed = num_sources, objective, seed
+        self._dtype = DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         self._hf_config = read_config(model_path, trust_remote_code=trust_remote_code)
         self._blank = partial(blank_model, model_path, trust_remote_code=trust_remote_code)
@@ -122,9 +103,7 @@ class MegatronBackend:
             self._save_group = dist.new_group(backend="gloo")
             start(ranks, sizes, seed=seed)
             undo.callback(self.close)
-            self._models = build_model(
-                self._hf_config, sizes=sizes, dtype=self._dtype, recompute=False, extra=transformer_config_kwargs
-            )
+            self._models = build_model(self._hf_config, sizes=sizes, dtype=self._dtype, extra=transformer_config_kwargs)
             load_weights(self._models, Path(model_path), hf_config=self._hf_config, sizes=sizes)
             for model in self._models:
                 model._postprocess = _hidden_states
@@ -132,11 +111,7 @@ class MegatronBackend:
             self._wrapped = wrap(self._models)
             self._optimizer = AdamOptimizer(
                 self._wrapped,
-                name=optimizer,
-                betas=adam_betas,
-                eps=eps,
-                weight_decay=weight_decay,
-                max_grad_norm=max_grad_norm,
+                recipe=recipe,
                 dtype=self._dtype,
                 extra=optimizer_config_kwargs,
             )
@@ -238,8 +213,8 @@ class MegatronBackend:
         longest = max(micro_batch.input_ids.size for micro_batch in batch.micro_batches)
         inputs = [self._inputs(micro_batch, longest=longest) for micro_batch in batch.micro_batches]
         outcomes = get_forward_backward_func()(
-            forward_step_func=partial(self._forward, objective=objective),
-            data_iterator=[iter(inputs) for _ in self._wrapped],
+            forward_step_func=partial(self._forward, objective=objective, step=batch.step),
+            data_iterator=[enumerate(inputs) for _ in self._wrapped],
             model=self._wrapped,
             num_microbatches=len(inputs),
             seq_length=longest,
@@ -265,10 +240,23 @@ class MegatronBackend:
             num_tokens=num_tokens,
         )
 
-    def _forward(self, data: Iterator[StageInputs], model: Any, *, objective: Objective) -> tuple[Tensor, Any]:
+    def _forward(
+        self, data: Iterator[tuple[int, StageInputs]], model: Any, *, objective: Objective, step: int
+    ) -> tuple[Tensor, Any]:
         """What Megatron's schedules call for each micro-batch: the output of ``model`` and the way to its loss."""
-        inputs = next(data)
+        number, inputs = next(data)
+        if model.training and (model.config.hidden_dropout or model.config.attention_dropout):
+            self._seed_dropout(step, number, part=model.module.vp_stage or 0)
         return model(**inputs.call), partial(self._loss, model=model.module, inputs=inputs, objective=objective)
+
+    def _seed_dropout(self, step: int, micro_batch: int, *, part: int) -> None:
+        """Ranks that share matrices drop the same of what they all hold; others, other parts of the model's."""
+        pipeline, context = (
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_context_parallel_rank(),
+        )
+        entropy = [self._seed, step, self.layout.data_rank, micro_batch, pipeline, part, context]
+        model_parallel_cuda_manual_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
 
     def _loss(
         self, hidden: Tensor, *, model: Any, inputs: StageInputs, objective: Objective

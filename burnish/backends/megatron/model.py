@@ -42,29 +42,24 @@ def stop() -> None:
     parallel_state.destroy_model_parallel()
 
 
-def build_model(
-    hf_config: Any, *, sizes: Sizes, dtype: torch.dtype, recompute: bool, extra: Mapping[str, Any]
-) -> list[Any]:
+def build_model(hf_config: Any, *, sizes: Sizes, dtype: torch.dtype, extra: Mapping[str, Any]) -> list[Any]:
     """This rank's parts of the model, without weights: one, or as many as ``sizes.virtual_pipeline``.
 
     Args:
         hf_config: of ``transformers``.
         sizes: those that :func:`start` was called with.
         dtype: of parameters and computation.
-        recompute: whether a layer keeps its input only, and is computed again in the backward.
         extra: fields of Megatron's ``TransformerConfig``; they win over what the model asks for.
 
     Raises:
         ConfigError: the model cannot be built or cut so, or there is no such field.
     """
-    config = transformer_config(hf_config, sizes=sizes, dtype=dtype, recompute=recompute, extra=extra)
+    config = transformer_config(hf_config, sizes=sizes, dtype=dtype, extra=extra)
     parts = [None] if sizes.virtual_pipeline is None else list(range(sizes.virtual_pipeline))
     return [_part(hf_config, config, sizes=sizes, part=part) for part in parts]
 
 
-def transformer_config(
-    hf_config: Any, *, sizes: Sizes, dtype: torch.dtype, recompute: bool, extra: Mapping[str, Any]
-) -> Any:
+def transformer_config(hf_config: Any, *, sizes: Sizes, dtype: torch.dtype, extra: Mapping[str, Any]) -> Any:
     """Megatron's ``TransformerConfig``, as for :func:`build_model`.
 
     Raises:
@@ -74,8 +69,6 @@ def transformer_config(
         raise ConfigError(problems)
     facts = hf_config.to_dict()
     settings = {**_shape(facts), **_experts(facts), **_cut(sizes, dtype), **_arithmetic()}
-    if recompute:
-        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     if settings["window_size"] and sizes.context > 1 and has_transformer_engine():
         message = "Transformer Engine does not share rows of a model with sliding windows"
         raise ConfigError(

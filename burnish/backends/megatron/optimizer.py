@@ -12,6 +12,7 @@ from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megat
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import nn
 
+from burnish.backends.optimizer import Recipe
 from burnish.errors import ConfigError, Problem
 
 METADATA = {
@@ -39,53 +40,46 @@ class AdamOptimizer:
 
     Args:
         models: of :func:`wrap`.
-        name: of the optimizer.
-        betas: of AdamW.
-        eps: of AdamW.
-        weight_decay: of AdamW; not of norms and biases.
-        max_grad_norm: gradients above it are scaled down to it; None or 0 leaves them.
+        recipe: how a step changes the weights.
         dtype: of the weights.
         extra: more keys of Megatron's ``OptimizerConfig``.
 
     Raises:
-        ConfigError: ``name`` is not ``adamw``, or a key of ``extra`` is not Megatron's or has one of ours.
+        ConfigError: the optimizer is not ``adamw``, or a key of ``extra`` is not Megatron's or has one of ours.
     """
 
     def __init__(
         self,
         models: Sequence[DistributedDataParallel],
         *,
-        name: str,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        max_grad_norm: float | None,
+        recipe: Recipe,
         dtype: torch.dtype,
         extra: Mapping[str, Any],
     ) -> None:
-        if name != "adamw":
-            raise ConfigError([Problem("optimizer_config.name", name, "there is no such optimizer", "write adamw")])
+        if recipe.optimizer != "adamw":
+            problem = Problem("optimizer_config.name", recipe.optimizer, "there is no such optimizer", "write adamw")
+            raise ConfigError([problem])
         _require_free(extra)
         settings = OptimizerConfig(
             **{
                 "optimizer": "adam",
                 "lr": 0.0,
-                "adam_beta1": betas[0],
-                "adam_beta2": betas[1],
-                "adam_eps": eps,
-                "weight_decay": weight_decay,
-                "clip_grad": max_grad_norm or 0.0,
+                "adam_beta1": recipe.adam_betas[0],
+                "adam_beta2": recipe.adam_betas[1],
+                "adam_eps": recipe.eps,
+                "weight_decay": recipe.weight_decay,
+                "clip_grad": recipe.max_grad_norm or 0.0,
                 "bf16": dtype == torch.bfloat16,
                 "params_dtype": dtype,
                 "use_distributed_optimizer": True,
                 **extra,
             }
         )
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm = recipe.max_grad_norm
         self._all: ChainedOptimizer = get_megatron_optimizer(settings, list(models))
         for group in self._all.param_groups:
             # Megatron leaves that to its own scheduler.
-            group["weight_decay"] = weight_decay * group["wd_mult"]
+            group["weight_decay"] = recipe.weight_decay * group["wd_mult"]
         for part in self.parts:
             part.init_state_fn(part.optimizer, part.config)
         self.num_steps = 0

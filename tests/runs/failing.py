@@ -1,0 +1,30 @@
+"""A callback that makes one rank fail."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from burnish.errors import DataError
+from burnish.train.callbacks import Callback
+
+
+class Failing(Callback):
+    """On rank 1, before step 3: raises, is wrong by the user's fault, is killed, or hangs. Notes when in ``failed``."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def on_step_begin(self, progress, requests):
+        if progress.step != 2 or os.environ["RANK"] != "1":
+            return
+        Path("failed").write_text(str(time.time()))
+        match self._how:
+            case "raise":
+                raise ValueError("planted")
+            case "user":
+                raise DataError("here", "is planted", fix="leave it out")
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                time.sleep(600)
