@@ -181,7 +181,8 @@ class MegatronBackend:
 
     def save(self, folder: Path) -> DcpSave:
         """Begin to write weights and optimizer state into ``folder``; returns once they are off the device."""
-        return begin_save(self._models, self._optimizer, folder, group=self._save_group)
+        settings: dict[str, Any] = {"vocabulary": self._hf_config.vocab_size, "group": self._save_group}
+        return begin_save(self._models, self._optimizer, folder, **settings)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Read what ``save`` wrote, also when the number of ranks or the sizes have changed.
@@ -189,8 +190,15 @@ class MegatronBackend:
         Raises:
             CheckpointError: the folder is not a checkpoint of this backend and this model.
         """
-        settings: dict[str, Any] = {"ranks": self._ranks, "group": self._save_group}
-        load_in_place(self._models, self._optimizer, folder, weights_only=weights_only, **settings)
+        load_in_place(
+            self._models,
+            self._optimizer,
+            folder,
+            weights_only=weights_only,
+            vocabulary=self._hf_config.vocab_size,
+            ranks=self._ranks,
+            group=self._save_group,
+        )
 
     def export(self, folder: Path) -> None:
         """Write the weights, the tokenizer and the model's configs as a Hugging Face folder; rank 0 writes."""
@@ -263,7 +271,9 @@ class MegatronBackend:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of the last stage's output [tokens, 1, width]: the summed loss, its targets, and both by source [2, sources]."""
         of_targets = self._whole_rows(hidden)[:, 0].index_select(0, inputs.target_positions)
-        weight = model.shared_embedding_or_output_weight()
+        # Its method of that name gives the embedding also where nothing is shared.
+        is_tied = model.share_embeddings_and_output_weights
+        weight = model.shared_embedding_or_output_weight() if is_tied else model.output_layer.weight
         group = parallel_state.get_tensor_model_parallel_group()
         part = VocabularyPart(group.rank() * len(weight), self._hf_config.vocab_size, group)
         losses = target_loss(

@@ -7,6 +7,7 @@ are written, by PyTorch DCP, so that there is no common file to unpickle.
 import json
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,16 @@ _NUM_STEPS = f"{_OPTIMIZER}num_steps"
 _SAME_MODEL = "resume with the model it was made with"
 
 
-def begin_save(models: Sequence[Any], optimizer: AdamOptimizer, folder: Path, *, group: dist.ProcessGroup) -> DcpSave:
+def begin_save(
+    models: Sequence[Any], optimizer: AdamOptimizer, folder: Path, *, vocabulary: int, group: dist.ProcessGroup
+) -> DcpSave:
     """Copy weights and optimizer state to memory and begin to write them into ``folder``.
 
     Args:
         models: the parts of the model that this rank holds.
         optimizer: of their weights.
         folder: made if it is missing.
+        vocabulary: tokens of the model; rows of the embedding that fill it up are not written.
         group: on the CPU and used for nothing else: the thread's messages must not mix with training's.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +53,10 @@ def begin_save(models: Sequence[Any], optimizer: AdamOptimizer, folder: Path, *,
     shards = _shards(weights)
     for shard in shards:
         shard.data = shard.data.detach().to("cpu", copy=True)
-    tensors = {**_by_name([*shards, *_shards(moments)]), _NUM_STEPS: torch.tensor(float(optimizer.num_steps))}
+    tensors = {
+        **_by_name([*shards, *_shards(moments)], vocabulary),
+        _NUM_STEPS: torch.tensor(float(optimizer.num_steps)),
+    }
     if dist.get_rank() == 0:
         (folder / MEGATRON_MARK).write_text(json.dumps({"strategy": "megatron"}) + "\n", encoding="utf-8")
     writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -64,6 +71,7 @@ def load_in_place(
     folder: Path,
     *,
     weights_only: bool,
+    vocabulary: int,
     ranks: Ranks,
     group: dist.ProcessGroup,
 ) -> None:
@@ -83,11 +91,11 @@ def load_in_place(
     number = torch.tensor(0.0)
     shards = _shards(weights)
     _require_whole(folder, reader, shards, ranks)
-    tensors = _by_name(shards)
+    tensors = _by_name(shards, vocabulary)
     if moments is not None:
         # Before factories take their place: what they make are views of these.
         states = [{n: {k: t.data for k, t in one.items()} for n, one in part.items()} for part in moments]
-        tensors |= {**_by_name(_shards(moments)), _NUM_STEPS: number}
+        tensors |= {**_by_name(_shards(moments), vocabulary), _NUM_STEPS: number}
     try:
         load(tensors, storage_reader=reader, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
@@ -120,10 +128,26 @@ def _shards(sharded: Any) -> list[ShardedTensor]:
     return [value for value in nested_values(sharded) if isinstance(value, ShardedTensor)]
 
 
-def _by_name(shards: Iterable[ShardedTensor]) -> dict[str, Tensor]:
+def _by_name(shards: Iterable[ShardedTensor], vocabulary: int) -> dict[str, Tensor]:
     """What DCP takes for them: a tensor of which this rank holds some pieces."""
     named: dict[str, list[Tensor]] = {}
     for shard in shards:
         shard.data = shard.data.detach()
-        named.setdefault(shard.key, []).append(CheckpointableShardedTensor.from_sh_ten(shard))
+        # Megatron's mark of an embedding and all that has its shape.
+        piece = _without_padding(shard, vocabulary) if shard.allow_shape_mismatch else shard
+        if piece.data.numel():
+            named.setdefault(shard.key, []).append(CheckpointableShardedTensor.from_sh_ten(piece))
     return {name: pieces[0] if len(pieces) == 1 else LocalShardsContainer(pieces) for name, pieces in named.items()}
+
+
+def _without_padding(shard: ShardedTensor, vocabulary: int) -> ShardedTensor:
+    """The rows of tokens, with the same memory; how many fill them up depends on the number of ranks, which may change."""
+    held = max(0, min(shard.local_shape[0], vocabulary - shard.global_offset[0]))
+    shard.data[held:].zero_()
+    return replace(
+        shard,
+        data=shard.data[:held],
+        local_shape=(held, *shard.local_shape[1:]),
+        global_shape=(vocabulary, *shard.global_shape[1:]),
+        axis_fragmentations=None,
+    )
