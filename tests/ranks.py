@@ -12,18 +12,19 @@ from typing import Any
 from torch.distributed import DistError
 
 HANG_SECONDS, USES = 300, 12
-_kept: dict[int, tuple[ProcessPoolExecutor, int]] = {}
+_kept: dict[tuple[str, int], tuple[ProcessPoolExecutor, int]] = {}
 
 
-def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(number: int, function: Callable[..., Any], *arguments: Any, pool: str = "") -> list[Any]:
     """What ``function(*arguments)`` returns on each of ``number`` ranks; its ``joined()`` is their group.
 
     The function is found by its name: it stands at the top of a module. It joins once: ranks that join again may meet the
     store of the group that another has not left yet. An error of a rank is raised: of several, that of one which did not
-    only lose the others. Ranks that hang show where, and end.
+    only lose the others. Ranks that hang show where, and end. What changes a process for good is run in a ``pool`` of its
+    own.
     """
     port = _free_port()
-    futures = [_process(rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
+    futures = [_process(pool, rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
     errors = [error for future in futures if (error := future.exception())]
     if any(isinstance(error, BrokenProcessPool) for error in errors):
         _kept.clear()
@@ -32,15 +33,15 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list
     return [future.result() for future in futures]
 
 
-def _process(rank: int) -> ProcessPoolExecutor:
+def _process(pool: str, rank: int) -> ProcessPoolExecutor:
     """Kept, and taken for groups of any size; after some uses a new one, as groups that were left keep their threads."""
-    kept, uses = _kept.pop(rank, (None, USES))
+    kept, uses = _kept.pop((pool, rank), (None, USES))
     if kept and uses == USES:
         kept.shutdown(wait=False)
     if uses == USES:
         kept, uses = ProcessPoolExecutor(1, mp_context=get_context("spawn")), 0
     assert kept
-    _kept[rank] = kept, uses + 1
+    _kept[pool, rank] = kept, uses + 1
     return kept
 
 

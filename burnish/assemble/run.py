@@ -2,14 +2,15 @@
 
 import platform
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
-from burnish.assemble.model import cache_settings, lora_settings, plan_layout, require_valid
+from burnish.assemble.model import cache_settings, lora_settings, megatron_sizes, plan_layout, require_valid
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.fsdp.shard import Sharding
@@ -37,12 +38,17 @@ from burnish.train.progress import Progress
 from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
 from burnish.train.trainer import Trainer
 
+if TYPE_CHECKING:
+    from burnish.backends.megatron.backend import MegatronBackend
+
 log = get_logger(__name__)
 
 
-def build_backend(config: SFTConfig, *, ranks: Ranks, num_steps: int, num_sources: int) -> FsdpBackend:
+def build_backend(
+    config: SFTConfig, *, ranks: Ranks, num_steps: int, num_sources: int
+) -> "FsdpBackend | MegatronBackend":
     """The model on its device, with its optimizer."""
-    optimizer, fsdp = config.optimizer_config, config.fsdp_config
+    optimizer = config.optimizer_config
     first_beta, second_beta = optimizer.adam_betas
     recipe = Recipe(
         optimizer=optimizer.name,
@@ -55,31 +61,55 @@ def build_backend(config: SFTConfig, *, ranks: Ranks, num_steps: int, num_source
         num_warmup_steps=optimizer.num_warmup_steps,
         min_lr_ratio=optimizer.min_lr_ratio,
     )
+    settings: dict[str, Any] = {
+        "ranks": ranks,
+        "layout": plan_layout(config, rank=ranks.rank, world_size=ranks.world_size),
+        "model_path": bring_model(config.model.path, weights=True, **cache_settings(config)),
+        "dtype": config.model.dtype,
+        "trust_remote_code": config.model.trust_remote_code,
+        "chat_template": template_text(config.chat_template) if config.chat_template else None,
+        "objective": Objective(config.label_smoothing, config.z_loss, config.model.router_aux_loss_coef),
+        "recipe": recipe,
+        "num_steps": num_steps,
+        "num_sources": num_sources,
+        "seed": config.seed,
+    }
+    return _megatron(config, settings) if config.strategy == "megatron" else _fsdp(config, settings)
+
+
+def _fsdp(config: SFTConfig, settings: Mapping[str, Any]) -> FsdpBackend:
+    keys = config.fsdp_config
     sharding = Sharding(
-        fsdp_size=fsdp.fsdp_size,
-        cpu_offload=fsdp.cpu_offload,
-        reduce_dtype=DTYPES[fsdp.mixed_precision.reduce_dtype],
-        reshard_after_forward=fsdp.reshard_after_forward,
-        activation_checkpointing=fsdp.activation_checkpointing,
-        compile_layers=fsdp.compile,
+        fsdp_size=keys.fsdp_size,
+        cpu_offload=keys.cpu_offload,
+        reduce_dtype=DTYPES[keys.mixed_precision.reduce_dtype],
+        reshard_after_forward=keys.reshard_after_forward,
+        activation_checkpointing=keys.activation_checkpointing,
+        compile_layers=keys.compile,
     )
     return FsdpBackend(
-        ranks=ranks,
-        layout=plan_layout(config, rank=ranks.rank, world_size=ranks.world_size),
-        model_path=bring_model(config.model.path, weights=True, **cache_settings(config)),
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        chat_template=template_text(config.chat_template) if config.chat_template else None,
+        **settings,
         share_rows=config.remove_microbatch_padding,
         attention=config.model.attention,
-        objective=Objective(config.label_smoothing, config.z_loss, config.model.router_aux_loss_coef),
         lora=lora_settings(config),
-        num_steps=num_steps,
-        num_sources=num_sources,
-        recipe=recipe,
         sharding=sharding,
-        param_dtype=fsdp.mixed_precision.param_dtype,
-        seed=config.seed,
+        param_dtype=keys.mixed_precision.param_dtype,
+    )
+
+
+def _megatron(config: SFTConfig, settings: Mapping[str, Any]) -> "MegatronBackend":
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
+        if config.megatron_config.cpu:
+            from burnish.backends.megatron.cpu import install
+
+            install()
+        from burnish.backends.megatron.backend import MegatronBackend
+    return MegatronBackend(
+        **settings,
+        sizes=megatron_sizes(config),
+        transformer_config_kwargs=config.megatron_config.transformer_config_kwargs,
+        optimizer_config_kwargs=config.megatron_config.optimizer_config_kwargs,
     )
 
 

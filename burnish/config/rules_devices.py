@@ -94,6 +94,19 @@ def _megatron(config: SFTConfig, world: int) -> Iterator[Broken]:
     if keys.sequence_parallel_size not in (1, tensor):
         message = f"is neither 1 nor tensor_model_parallel_size={tensor}"
         yield "megatron_config.sequence_parallel_size", message, f"write 1 or {tensor}"
+    yield from _not_on_megatron(config)
     if keys.virtual_pipeline_model_parallel_size is not None and pipeline == 1:
         message = "needs pipeline_model_parallel_size above 1"
         yield "megatron_config.virtual_pipeline_model_parallel_size", message, "leave it out"
+
+
+def _not_on_megatron(config: SFTConfig) -> Iterator[Broken]:
+    """What only the other backend has."""
+    asked = {
+        "model.lora.rank": (config.model.lora.rank, "LoRA"),
+        "model.router_aux_loss_coef": (config.model.router_aux_loss_coef, "the balancing loss of experts"),
+        "eval_generate.prompts": (config.eval_generate.prompts, "answering prompts"),
+    }
+    for key, (value, feature) in asked.items():
+        if value:
+            yield key, f"{feature} is not built for strategy=megatron", "leave it out, or write strategy=fsdp"

@@ -109,33 +109,38 @@ def test_rules_between_keys(words, key, said):
         ),
     ],
 )
-def test_megatron_rules_stand_beside_its_refusal(words, key, said):
+def test_megatron_sizes_have_to_fit(words, key, said):
     found = find_problems(load(*_MEGATRON, *words), environment={})
     assert any(problem.key == key and said in problem.message for problem in found)
-    assert any(problem.key == "strategy" and "not built yet" in problem.message for problem in found)
 
 
-def test_megatron_sizes_that_fit_are_only_refused():
+@pytest.mark.parametrize(
+    "word", ["model.lora.rank=8", "model.router_aux_loss_coef=0.01", "eval_generate.prompts=[hello]"]
+)
+def test_what_megatron_has_not_is_refused_by_name(word):
+    found = find_problems(load(*_MEGATRON, word), environment={})
+    key = word.partition("=")[0]
+    assert any(problem.key == key and "is not built for strategy=megatron" in problem.message for problem in found)
+
+
+def test_megatron_sizes_that_fit_break_no_rule():
     words = (
         "megatron_config.tensor_model_parallel_size=2",
         "megatron_config.sequence_parallel_size=2",
         "megatron_config.pipeline_model_parallel_size=2",
     )
-    assert broken(*_MEGATRON, *words) == {"strategy": "the Megatron backend is not built yet"}
+    assert broken(*_MEGATRON, *words) == {}
 
 
 @pytest.mark.parametrize(
     "word",
     [
-        "strategy=megatron",
         "model.freeze=vision",
         "optimizer_config.lr_by_part={vision: 1e-6}",
         "images=lazy",
         "eval_generate.prompts=[hello]",
         "torch_profiler_config={wait: 1}",
         "record_memory=true",
-        "megatron_config.virtual_pipeline_model_parallel_size=2",
-        "megatron_config.cpu=true",
         "logger=wandb",
         "logger=[console, tensorboard]",
         "dummy_run_full_ctx=true",
@@ -268,8 +273,7 @@ def test_several_nodes_need_a_launcher_that_reaches_them():
 def test_the_environments_world_decides_what_divides():
     config = load("strategy=megatron", "megatron_config.tensor_model_parallel_size=8")
     environment = {"RANK": "0", "WORLD_SIZE": "16"}
-    keys = {problem.key for problem in find_problems(config, environment=environment)}
-    assert keys == {"strategy"}
+    assert find_problems(config, environment=environment) == []
 
 
 def test_rules_are_found_from_this_process_environment(monkeypatch):
