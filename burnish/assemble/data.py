@@ -6,9 +6,10 @@ from typing import Any
 
 from burnish.assemble.model import cache_settings, tokenizer_settings
 from burnish.config import EvalSource, SFTConfig, TrainSource
+from burnish.data.example import IntArray
 from burnish.data.manifest import Manifest, require_same
 from burnish.data.mixture import Mixture
-from burnish.data.packing import Layout, plan_bins, plan_micro_batches
+from burnish.data.packing import Layout, RankPlan, plan_bins, plan_micro_batches
 from burnish.data.samplers import DataMixingSampler, RandomSampler, Sampler, SequentialSampler, load_custom_sampler
 from burnish.data.store import Store, open_store
 from burnish.data.stream import BatchBuilder, BatchStream, EvalBatches
@@ -17,6 +18,7 @@ from burnish.errors import DataError
 from burnish.log import get_logger
 from burnish.models.flops import segment_flops
 from burnish.models.load import ModelCard
+from burnish.models.vision import image_flops
 
 log = get_logger(__name__)
 
@@ -57,10 +59,12 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
         max_length=config.max_length,
         truncation=config.truncation,
         num_embeddings=card.num_embeddings,
+        image_token_id=card.vision.image_token_id if card.vision else None,
+        image_merge_size=card.vision.merge_size if card.vision else None,
         admit=None if config.allow_store_mismatch else partial(_require_same_tokens, config, card),
         **caching,
     )
-    if store.num_patches.any() and not card.is_vision:
+    if store.num_patches.any() and not card.vision:
         where = store.locate(int(store.num_patches.argmax()))
         raise DataError(where, f"has images, and {config.model.path} takes none", fix="name a vision-language model")
     longest, positions = int(store.lengths.max()), card.max_position_embeddings
@@ -121,8 +125,13 @@ def build_builder(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *
         capacity = config.max_tokens_per_microbatch or config.max_length
         assert capacity is not None
         deal = partial(plan_bins, capacity=capacity)
-    planner = partial(deal, layout=layout, cost=partial(segment_flops, card=card))
-    return BatchBuilder(Mixture(stores), planner=planner, layout=layout, pad_id=card.pad_id)
+
+    def plan(lengths: IntArray, patches: IntArray) -> tuple[RankPlan, ...]:
+        extra = image_flops(patches, card=card.vision) if card.vision else 0.0
+        plans: tuple[RankPlan, ...] = deal(lengths, layout=layout, cost=partial(segment_flops, card=card), extra=extra)
+        return plans
+
+    return BatchBuilder(Mixture(stores), planner=plan, layout=layout, pad_id=card.pad_id)
 
 
 def build_stream(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *, layout: Layout) -> BatchStream:

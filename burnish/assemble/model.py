@@ -63,7 +63,16 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
 def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     """Rules on what of the model is trained, and to what end."""
     lora, balance = lora_settings(config), config.model.router_aux_loss_coef
-    problems = lora_problems(lora, card.linear_layers) if lora else []
+    by_part = {
+        "model.freeze": config.model.freeze,
+        "optimizer_config.lr_by_part": dict(config.optimizer_config.lr_by_part),
+    }
+    if card.vision is None:
+        message, fix = f"{card.model_type} has no such parts", "leave it out, or name a vision-language model"
+        strange = [Problem(key, value, message, fix) for key, value in by_part.items() if value]
+    else:
+        strange = _vision_problems(config)
+    problems = [*strange, *(lora_problems(lora, card.linear_layers) if lora else ())]
     if balance and not card.has_balancing_loss:
         message = f"{card.model_type} has no experts, or transformers has no loss that balances them"
         problems.append(Problem("model.router_aux_loss_coef", balance, message, "leave it out"))
@@ -102,6 +111,33 @@ def on_one_rank(config: SFTConfig) -> SFTConfig:
     kept = {"cpu", "transformer_config_kwargs", "optimizer_config_kwargs"}
     whole = type(keys)(**keys.model_dump(include=kept))
     return config.model_copy(update={"megatron_config": whole})
+
+
+def _vision_problems(config: SFTConfig) -> list[Problem]:
+    """What a model that takes images does not go with."""
+    fix, lora = "leave it out", config.model.lora.rank
+    freeze, rates = config.model.freeze, config.optimizer_config.lr_by_part
+    share = config.sequence_parallel_size
+    found = {
+        "sequence_parallel_size": (share, share > 1, "does not go with a model that takes images"),
+        "model.freeze": (
+            freeze,
+            bool(lora and freeze),
+            "goes without saying beside model.lora, which trains adapters alone",
+        ),
+        "optimizer_config.lr_by_part": (
+            dict(rates),
+            bool(rates and set(rates) & set(freeze)),
+            "has a part that model.freeze names",
+        ),
+    }
+    problems = [Problem(key, value, message, fix) for key, (value, wrong, message) in found.items() if wrong]
+    if len(set(freeze)) == 3:
+        problems.append(Problem("model.freeze", freeze, "leaves nothing to train", "leave a part out"))
+    if config.strategy == "megatron":
+        message = "is a vision-language model, which strategy=megatron does not train"
+        problems.append(Problem("model.path", config.model.path, message, "write strategy=fsdp"))
+    return problems
 
 
 def tokenizer_settings(config: SFTConfig, card: ModelCard) -> TokenizerSettings:

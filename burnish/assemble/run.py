@@ -60,6 +60,7 @@ def build_backend(
         schedule=optimizer.scheduler,
         num_warmup_steps=optimizer.num_warmup_steps,
         min_lr_ratio=optimizer.min_lr_ratio,
+        lr_by_part=optimizer.lr_by_part,
     )
     settings: dict[str, Any] = {
         "ranks": ranks,
@@ -92,6 +93,7 @@ def _fsdp(config: SFTConfig, settings: Mapping[str, Any]) -> FsdpBackend:
         share_rows=config.remove_microbatch_padding,
         attention=config.model.attention,
         lora=lora_settings(config),
+        frozen=config.model.freeze,
         sharding=sharding,
         param_dtype=keys.mixed_precision.param_dtype,
     )
@@ -273,13 +275,19 @@ def _step_metrics(
     ranks: Ranks,
     peak_flops: float | None,
 ) -> StepMetrics:
+    adapted = config.model.lora.rank > 0
     return StepMetrics(
         source_names=short_names([store.name for store in stores]),
         draws_per_epoch=stream.draws_per_epoch,
         num_ranks=ranks.world_size,
         data_size=plan_layout(config, rank=ranks.rank, world_size=ranks.world_size).data_size,
-        flops_of=lambda lengths, num_targets: step_flops(
-            card, lengths=lengths, num_targets=num_targets, frozen=config.model.lora.rank > 0
+        flops_of=lambda lengths, patches, num_targets: step_flops(
+            card,
+            lengths=lengths,
+            num_targets=num_targets,
+            patches=patches,
+            frozen=adapted,
+            tower_frozen=adapted or "vision" in config.model.freeze,
         ),
         peak_flops=peak_flops,
     )

@@ -1,15 +1,16 @@
 """AdamW, and the learning rate as a pure function of the step, so that a resumed run cannot have another."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from burnish.config.choices import Schedule
+from burnish.config.choices import ModelPart, Schedule
 from burnish.errors import ConfigError, Problem
+from burnish.models.vision import part_of
 
 WSD_DECAY_SHARE = 0.1
 """Share of the steps over which ``wsd`` decays, at the end."""
@@ -37,13 +38,15 @@ class Recipe:
     """Below 1 a share of all steps."""
     min_lr_ratio: float = 0.0
     """Where the schedule ends, as a share of ``learning_rate``."""
+    lr_by_part: Mapping[ModelPart, float] = field(default_factory=dict)
+    """The highest rate of the parts of a vision-language model that have one of their own."""
 
-    def rate(self, step: int, *, num_steps: int) -> float:
-        """The learning rate of optimizer step ``step`` out of ``num_steps``; 1 is the first."""
+    def rate(self, step: int, *, num_steps: int, part: ModelPart = "language") -> float:
+        """The learning rate of ``part`` in optimizer step ``step`` out of ``num_steps``; 1 is the first."""
         return learning_rate(
             step,
             schedule=self.schedule,
-            lr=self.learning_rate,
+            lr=self.lr_by_part.get(part, self.learning_rate),
             num_steps=num_steps,
             num_warmup_steps=self.num_warmup_steps,
             min_lr_ratio=self.min_lr_ratio,
@@ -100,24 +103,27 @@ def _decay(schedule: Schedule, done: int, warmup: int, num_steps: int) -> float:
             return 1.0
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW over the trainable ``parameters``, without decay on norms and biases (one dimension or none).
+def build_optimizer(parameters: Mapping[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW over the trainable ``parameters``, by name, without decay on norms and biases (one dimension or none).
 
-    The learning rate is set before each step.
+    Each of its groups is of one ``part`` of the model; its learning rate is set before each step.
 
     Raises:
-        ConfigError: it is to be another than ``adamw``.
+        ConfigError: it is to be another than ``adamw``, or nothing is left to train.
     """
     if recipe.optimizer != "adamw":
         problem = Problem("optimizer_config.name", recipe.optimizer, "there is no such optimizer", "write adamw")
         raise ConfigError([problem])
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    groups: dict[tuple[ModelPart, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            decay = recipe.weight_decay if parameter.ndim > 1 else 0.0
+            groups.setdefault((part_of(name), decay), []).append(parameter)
+    if not groups:
+        raise ConfigError([Problem("model.freeze", "every part", "leaves nothing to train", "leave a part out")])
+    made = [{"params": own, "weight_decay": decay, "part": part} for (part, decay), own in groups.items()]
     settings: dict[str, Any] = {"betas": recipe.adam_betas, "eps": recipe.eps, "fused": True}
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, **settings)
+    return torch.optim.AdamW(made, lr=0.0, **settings)
 
 
 def optimizer_tensors(

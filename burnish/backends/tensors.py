@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from burnish.data.batch import IGNORE, Batch, MicroBatch
 from burnish.errors import CheckpointError
 from burnish.models.attention import Exchange, Segments
+from burnish.models.vision import VisionCard, positions_in_space
 
 MEGATRON_MARK = "megatron.json"
 """A file that stands in a checkpoint of the Megatron backend, and in no other."""
@@ -20,11 +21,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def inputs_ahead(
-    micro_batches: Sequence[MicroBatch], *, device: torch.device, exchange: Exchange | None = None
+    micro_batches: Sequence[MicroBatch],
+    *,
+    device: torch.device,
+    exchange: Exchange | None = None,
+    vision: VisionCard | None = None,
 ) -> Iterator[dict[str, Any]]:
     """What ``LossModel`` is called with for each; on a GPU the next is on its way while one is computed."""
+    settings: dict[str, Any] = {"device": device, "exchange": exchange, "vision": vision}
     if device.type != "cuda":
-        yield from (model_inputs(micro_batch, device=device, exchange=exchange) for micro_batch in micro_batches)
+        yield from (model_inputs(micro_batch, **settings) for micro_batch in micro_batches)
         return
     way: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     ahead: dict[str, Any] | None = None
@@ -34,7 +40,7 @@ def inputs_ahead(
         arrived.record(way)
         if micro_batch is not None:
             with torch.cuda.stream(way):
-                ahead = model_inputs(micro_batch, device=device, exchange=exchange)
+                ahead = model_inputs(micro_batch, **settings)
         if now is not None:
             here = torch.cuda.current_stream(device)
             here.wait_event(arrived)
@@ -44,10 +50,17 @@ def inputs_ahead(
             yield now
 
 
-def model_inputs(micro_batch: MicroBatch, *, device: torch.device, exchange: Exchange | None = None) -> dict[str, Any]:
+def model_inputs(
+    micro_batch: MicroBatch,
+    *,
+    device: torch.device,
+    exchange: Exchange | None = None,
+    vision: VisionCard | None = None,
+) -> dict[str, Any]:
     """The keyword arguments of ``LossModel``: positions restart in each segment; targets are listed, not masked.
 
-    With an ``exchange`` they are of the part of the rows that this rank holds, but for the segments.
+    With an ``exchange`` they are of the part of the rows that this rank holds, but for the segments. With the card of a
+    tower, ``vision``, positions are those in space, and the images of all rows come one after another.
     """
     segments = Segments.of(micro_batch.segment_ids, exchange)
     held = _held(micro_batch, exchange)
@@ -55,12 +68,17 @@ def model_inputs(micro_batch: MicroBatch, *, device: torch.device, exchange: Exc
     targets = np.flatnonzero(labels != IGNORE)
     arrays = {
         "input_ids": micro_batch.input_ids[:, held],
-        "position_ids": segments.positions()[:, held],
+        "position_ids": segments.positions()[:, held] if vision is None else _in_space(micro_batch, segments, vision),
         "target_positions": targets,
         "target_ids": labels.reshape(-1)[targets],
         "target_sources": micro_batch.segment_sources[:, held].reshape(-1)[targets].astype(np.int64),
         "is_token": micro_batch.segment_ids[:, held] > 0,
     }
+    if micro_batch.images:
+        arrays["pixel_values"] = np.concatenate([images.pixel_values for images in micro_batch.images]).astype(
+            np.float32
+        )
+        arrays["image_grid_thw"] = _grids(micro_batch)
     sent = {name: _to_device(array, device) for name, array in arrays.items()}
     return {"segments": segments, "num_tokens": int(arrays["is_token"].sum()), **sent}
 
@@ -97,6 +115,14 @@ def memory_peak_gib(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**30
     # Linux counts in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _in_space(micro_batch: MicroBatch, segments: Segments, vision: VisionCard) -> NDArray[np.int64]:
+    return positions_in_space(micro_batch.input_ids, segments.rows, _grids(micro_batch), card=vision)
+
+
+def _grids(micro_batch: MicroBatch) -> NDArray[np.int64]:
+    return np.concatenate([np.empty((0, 3), np.int64), *(images.grid_thw for images in micro_batch.images)])
 
 
 def _held(micro_batch: MicroBatch, exchange: Exchange | None) -> slice:

@@ -16,8 +16,6 @@ from burnish.config.run import Broken, SFTConfig
 from burnish.errors import Problem, without_secrets
 
 _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("model.freeze", "freezing parts", ((),)),
-    ("optimizer_config.lr_by_part", "a learning rate for parts", ({},)),
     ("images", "reading images late", ("pixels",)),
     ("eval_generate.prompts", "answering prompts in an evaluation", ((),)),
     ("torch_profiler_config", "profiling", (None,)),

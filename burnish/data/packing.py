@@ -46,7 +46,13 @@ def cost_of_tokens(lengths: IntArray) -> NDArray[np.float64]:
 
 
 def plan_micro_batches(
-    lengths: ArrayLike, *, micro_batch_size: int, share_row: bool, layout: Layout, cost: Cost = cost_of_tokens
+    lengths: ArrayLike,
+    *,
+    micro_batch_size: int,
+    share_row: bool,
+    layout: Layout,
+    cost: Cost = cost_of_tokens,
+    extra: ArrayLike = 0.0,
 ) -> tuple[RankPlan, ...]:
     """Deal a batch to the ranks in micro-batches of at most ``micro_batch_size`` examples, as few as that allows.
 
@@ -58,9 +64,10 @@ def plan_micro_batches(
         share_row: whether the examples of a micro-batch lie in one row, or in a row each.
         layout: the ranks; each gets the same number of micro-batches, filled up with filler rows.
         cost: of examples; the ranks are balanced by it.
+        extra: what each costs besides its tokens.
     """
     sizes = round_up(np.asarray(lengths, np.int64), layout.segment_multiple)
-    costs = cost(sizes).tolist()
+    costs = (cost(sizes) + extra).tolist()
     slots = _slots(-(-len(sizes) // micro_batch_size), layout)
     if share_row:
         rows = _spread([1] * len(sizes), costs, capacity=micro_batch_size, num_rows=slots)
@@ -71,7 +78,7 @@ def plan_micro_batches(
 
 
 def plan_bins(
-    lengths: ArrayLike, *, capacity: int, layout: Layout, cost: Cost = cost_of_tokens
+    lengths: ArrayLike, *, capacity: int, layout: Layout, cost: Cost = cost_of_tokens, extra: ArrayLike = 0.0
 ) -> tuple[RankPlan, ...]:
     """Pack a whole batch into rows of at most ``capacity`` tokens, one row a micro-batch.
 
@@ -83,13 +90,14 @@ def plan_bins(
         capacity: tokens of a row, at most; no example is longer.
         layout: the ranks; each gets the same number of micro-batches, filled up with filler rows.
         cost: of examples; the ranks are balanced by it.
+        extra: what each costs besides its tokens.
     """
     tokens = np.asarray(lengths, np.int64)
     assert tokens.max() <= capacity, f"an example of {tokens.max()} tokens does not fit a row of {capacity}"
     # In whole multiples; an example longer than those of a row has one for itself.
     room = max(1, capacity // layout.segment_multiple)
     sizes = np.minimum(-(-tokens // layout.segment_multiple), room)
-    costs = cost(round_up(tokens, layout.segment_multiple)).tolist()
+    costs = (cost(round_up(tokens, layout.segment_multiple)) + extra).tolist()
     positions, starts = (array.tolist() for array in best_fit(sizes, capacity=room))
     rows = [tuple(positions[start:stop]) for start, stop in pairwise(starts)]
     slots = _slots(len(rows), layout)

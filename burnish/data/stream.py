@@ -18,8 +18,8 @@ from burnish.data.packing import Layout, RankPlan, round_up
 from burnish.data.samplers import Sampler, Seekable, SequentialSampler
 from burnish.errors import DataError
 
-Planner: TypeAlias = Callable[[IntArray], tuple[RankPlan, ...]]
-"""Lengths of the drawn examples -> the plan of every rank."""
+Planner: TypeAlias = Callable[[IntArray, IntArray], tuple[RankPlan, ...]]
+"""Lengths and image patches of the drawn examples -> the plan of every rank."""
 
 _ROWS = "yield numbers from 0 to one less than the rows of the dataset"
 
@@ -45,7 +45,7 @@ class BatchBuilder:
 
     def plan(self, rows: Sequence[int]) -> tuple[RankPlan, ...]:
         """The plan of every rank for these rows; nothing is read."""
-        return self._planner(self.store.lengths[list(rows)])
+        return self._planner(self.store.lengths[list(rows)], self.store.num_patches[list(rows)])
 
     def build(self, draw: Draw) -> Batch:
         """Read and lay out what this rank needs of ``draw``."""

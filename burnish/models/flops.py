@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burnish.models.load import ModelCard
+from burnish.models.vision import image_flops
 
 PEAK_FLOPS = {
     # NVIDIA DGX B200 and GB200 NVL72 data sheets; one GPU, half of the figure with sparsity.
@@ -45,19 +46,32 @@ def peak_flops(device_name: str) -> float | None:
     return PEAK_FLOPS[max(fitting, key=len)] if fitting else None
 
 
-def step_flops(card: ModelCard, *, lengths: Sequence[int], num_targets: int, frozen: bool = False) -> float:
+def step_flops(
+    card: ModelCard,
+    *,
+    lengths: Sequence[int],
+    num_targets: int,
+    patches: Sequence[int] = (),
+    frozen: bool = False,
+    tower_frozen: bool = False,
+) -> float:
     """Operations of one forward and backward pass, recomputation not counted.
 
     Args:
         card: of the model.
         lengths: tokens of each segment of the step, padding not counted.
         num_targets: positions at which the head is computed.
+        patches: of each image.
         frozen: whether its weights get no gradients, which saves a third of what they cost; adapters are not counted.
+        tower_frozen: whether the tower goes forward only.
     """
     weights = card.num_matmul_parameters * sum(lengths) + card.hidden_size * card.num_embeddings * num_targets
     saved = 2 * weights if frozen else 0
     head = 6 * card.hidden_size * card.num_embeddings * num_targets
-    return float(segment_flops(np.asarray(lengths), card=card).sum() + head - saved)
+    images = image_flops(np.asarray(patches, np.int64), card=card.vision).sum() if card.vision else 0.0
+    return float(
+        segment_flops(np.asarray(lengths), card=card).sum() + head - saved + images / (3 if tower_frozen else 1)
+    )
 
 
 def segment_flops(lengths: NDArray[np.integer], *, card: ModelCard) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from burnish.log import get_logger
 from burnish.models.attention import register
 from burnish.models.balance import balancing_loss
 from burnish.models.layers import linear_layers
+from burnish.models.vision import FAMILIES, VisionCard, part_of
 from burnish.storage.cache import Caching
 from burnish.storage.files import is_remote, list_files
 from burnish.storage.transfer import fetch
@@ -50,16 +51,16 @@ class ModelCard:
     """Token written where no example is."""
     tied: bool
     """Whether the head is the embedding."""
-    is_vision: bool
-    """Whether it takes images."""
+    vision: VisionCard | None
+    """Of the tower of a model that takes images."""
     num_parameters: int
     """All of them; a tied head counts once."""
     num_matmul_parameters: int
-    """Those one token is multiplied with, embedding and head not counted; of experts, the share that is active."""
+    """Those one token is multiplied with, embedding, head and tower not counted; of experts, the active share."""
     windows: tuple[int | None, ...]
     """For each layer, how many tokens one token sees; None is all before it."""
     linear_layers: tuple[str, ...]
-    """Names of its linear layers but for the head."""
+    """Names of its linear layers but for the head and the tower."""
     has_balancing_loss: bool
     """Whether it is a mixture whose experts can be kept equally busy."""
 
@@ -101,19 +102,16 @@ def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
     Raises:
         ConfigError: there is no such model, or it cannot be trained.
     """
-    from transformers import AutoModelForCausalLM
-
     config = read_config(path, trust_remote_code=trust_remote_code)
     text = config.get_text_config()
     facts = text.to_dict()
-    is_vision = "vision_config" in config.to_dict()
-    if is_vision:
-        raise path_problem(path, "is a vision-language model, which is not built yet", fix="name a model of text only")
+    is_vision = takes_images(config)
+    if is_vision and config.model_type not in FAMILIES:
+        message = f"{config.model_type} takes images, and of such models {', '.join(FAMILIES)} can be trained"
+        raise path_problem(path, message, fix="name one of those, or a model of text only")
     tokenizer = read_tokenizer(path, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        shell: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, trust_remote_code=trust_remote_code
-        )
+        shell: Any = _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
     if "num_attention_heads" not in facts and "num_attention_heads" not in text.attribute_map:
         raise path_problem(path, f"{config.model_type} has no attention", fix="name a transformer model")
     heads = int(text.num_attention_heads)
@@ -130,11 +128,11 @@ def read_card(path: str, *, trust_remote_code: bool = False) -> ModelCard:
         max_position_embeddings=facts.get("max_position_embeddings") or facts.get("n_positions"),
         pad_id=next(pad for pad in pads if pad is not None),
         tied=bool(facts.get("tie_word_embeddings")),
-        is_vision=is_vision,
+        vision=VisionCard.of(config, shell) if is_vision else None,
         num_parameters=sum(p.numel() for p in shell.parameters()),
         num_matmul_parameters=_matmul_parameters(shell, facts),
         windows=_windows(facts, num_layers=int(text.num_hidden_layers)),
-        linear_layers=tuple(linear_layers(shell)),
+        linear_layers=tuple(name for name in linear_layers(shell) if part_of(name) == "language"),
         has_balancing_loss=balancing_loss(shell) is not None,
     )
 
@@ -168,14 +166,15 @@ def blank_model(path: str, *, dtype: torch.dtype = torch.float32, trust_remote_c
     Raises:
         ConfigError: there is no such model, its weights are quantized, or it could not be exported after training.
     """
-    from transformers import AutoModelForCausalLM
-
     config = read_config(path, trust_remote_code=trust_remote_code)
     if "quantization_config" in config.to_dict():
         raise path_problem(path, "its weights are quantized", fix="name the model that it was made of")
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=dtype, attn_implementation=register(), trust_remote_code=trust_remote_code
+        model: Any = _auto_class(config).from_config(
+            config,
+            dtype=dtype,
+            attn_implementation=attention_of(config, register()),
+            trust_remote_code=trust_remote_code,
         )
     if not type(model)._can_set_attn_implementation():
         raise path_problem(
@@ -187,6 +186,22 @@ def blank_model(path: str, *, dtype: torch.dtype = torch.float32, trust_remote_c
         model.generation_config = _generation_config(path)
         _mend_generation(model.generation_config, path)
     return model
+
+
+def takes_images(config: Any) -> bool:
+    """Whether the model of ``config``, of ``transformers``, takes images."""
+    return "vision_config" in config.to_dict()
+
+
+def attention_of(config: Any, name: str) -> str | dict[str, str]:
+    """What ``transformers`` is given for attention of ``name``: towers look at whole images, in a way of their own."""
+    return {"text_config": name, "vision_config": "sdpa"} if takes_images(config) else name
+
+
+def _auto_class(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
 
 
 def export_folder(
@@ -261,8 +276,8 @@ def _matmul_parameters(shell: Any, facts: Mapping[str, Any]) -> int:
     outside = {id(shell.get_input_embeddings().weight), id(shell.get_output_embeddings().weight)}
     active = facts.get("num_experts_per_tok") or 1
     total = 0
-    for parameter in shell.parameters():
-        if id(parameter) not in outside and parameter.ndim >= 2:
+    for name, parameter in shell.named_parameters():
+        if id(parameter) not in outside and parameter.ndim >= 2 and part_of(name) == "language":
             # Experts are held as [experts, in, out]; a token passes through a few of them.
             total += parameter.numel() * active // parameter.shape[0] if parameter.ndim == 3 else parameter.numel()
     return total

@@ -15,6 +15,8 @@ from torch.nn.functional import linear
 
 from burnish.models.attention import Segments
 from burnish.models.balance import balancing_loss
+from burnish.models.load import takes_images
+from burnish.models.vision import VisionCard, no_image, nothing_of
 
 Gradients: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None]
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**27}
@@ -194,6 +196,7 @@ class LossModel(nn.Module):
         self.balancing_loss = balancing_loss(model)
         self.text_config: dict[str, Any] = model.config.get_text_config().to_dict()
         self.head = Head.of(self.text_config)
+        self.vision = VisionCard.of(model.config, model) if takes_images(model.config) else None
 
     def forward(
         self,
@@ -207,6 +210,8 @@ class LossModel(nn.Module):
         is_token: Tensor | None = None,
         num_tokens: int = 0,
         targets_per_token: float = 1.0,
+        pixel_values: Tensor | None = None,
+        image_grid_thw: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The loss of a micro-batch, as :func:`segment_loss` gives it; in evaluation mode always the cross-entropy.
 
@@ -214,7 +219,8 @@ class LossModel(nn.Module):
 
         Args:
             input_ids: [rows, length] int64
-            position_ids: [rows, length] int64, from 0 in each segment
+            position_ids: [rows, length] int64, from 0 in each segment; of a model that takes images
+                [4, rows, length], as :func:`burnish.models.vision.positions_in_space` gives them
             segments: their bounds
             target_positions: [targets] int64 into the flattened rows: where a target is predicted
             target_ids: [targets] int64
@@ -222,9 +228,13 @@ class LossModel(nn.Module):
             is_token: [rows, length] bool: what is not padding
             num_tokens: how many that are; without any nothing is balanced
             targets_per_token: targets of the whole batch by its tokens
+            pixel_values: [patches, features] of all images, one after another; None is no image
+            image_grid_thw: [images, 3] patches along time, height and width
         """
         balanced = bool(self.objective.router_aux_loss_coef and self.training and num_tokens)
-        asked = {"output_router_logits": True} if balanced else {}
+        asked: dict[str, Any] = {"output_router_logits": True} if balanced else {}
+        if pixel_values is not None:
+            asked |= {"pixel_values": pixel_values, "image_grid_thw": image_grid_thw}
         output = self._output(input_ids, position_ids, segments, **asked)
         head = self.model.get_output_embeddings()
         loss, sums = segment_loss(
@@ -237,6 +247,9 @@ class LossModel(nn.Module):
             head=self.head,
             objective=self.objective if self.training else CROSS_ENTROPY,
         )
+        if self.vision and pixel_values is None:
+            features = self.model.base_model.get_image_features(**no_image(self.vision, device=input_ids.device))
+            loss = loss + nothing_of(features)
         if balanced:
             assert self.balancing_loss is not None
             assert is_token is not None
@@ -262,7 +275,7 @@ class LossModel(nn.Module):
     def _hidden(self, input_ids: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
         return self._output(input_ids, position_ids, segments).last_hidden_state  # type: ignore[no-any-return]
 
-    def _output(self, input_ids: Tensor, position_ids: Tensor, segments: Segments, **asked: bool) -> Any:
+    def _output(self, input_ids: Tensor, position_ids: Tensor, segments: Segments, **asked: Any) -> Any:
         return self.model.base_model(
             input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False, **asked
         )

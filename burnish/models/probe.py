@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from burnish.models.attention import Exchange, Segments
+from burnish.models.load import attention_of
 from burnish.models.loss import LossModel
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -29,10 +30,10 @@ def head_problem(model: LossModel, *, device: torch.device, dtype: torch.dtype) 
     error = float((model.logits(ids, **inputs) - native).norm() / native.norm())
     if not error <= _tolerance(dtype):
         return f"its logits are not its head times its hidden states (they differ by {error:.1e} of their size)"
-    own = model.model.config._attn_implementation
-    model.model.set_attn_implementation("eager")
+    own = model.model.config.get_text_config()._attn_implementation
+    model.model.set_attn_implementation(attention_of(model.model.config, "eager"))
     error = float((model.native_logits(ids, **inputs) - native).norm() / native.norm())
-    model.model.set_attn_implementation(own)
+    model.model.set_attn_implementation(attention_of(model.model.config, own))
     if not error <= _tolerance(dtype):
         return f"its attention is not plain causal attention (logits differ by {error:.1e} of their size)"
     return ""

@@ -22,8 +22,8 @@ class StepMetrics:
     num_ranks: int
     data_size: int
     """Parts that a batch is dealt out in; ranks beyond that number compute one together."""
-    flops_of: Callable[[Sequence[int], int], float]
-    """(lengths of segments, number of targets) -> floating-point operations, forward and backward."""
+    flops_of: Callable[[Sequence[int], Sequence[int], int], float]
+    """(lengths of segments, patches of images, number of targets) -> floating-point operations, forward and backward."""
     peak_flops: float | None
     """What one device could do in a second; ``None`` where it is not known (a CPU)."""
 
@@ -57,7 +57,7 @@ class StepMetrics:
             return None
         num_targets = sum(int((micro_batch.labels != IGNORE).sum()) for micro_batch in batch.micro_batches)
         possible = seconds * self.peak_flops * (self.num_ranks / self.data_size)
-        return self.flops_of(_segment_lengths(batch), num_targets) / possible
+        return self.flops_of(_segment_lengths(batch), _image_patches(batch), num_targets) / possible
 
     def _by_source(self, result: StepResult) -> dict[str, float]:
         if len(self.source_names) < 2:
@@ -75,6 +75,11 @@ def short_names(names: Sequence[str]) -> list[str]:
 def _segment_lengths(batch: Batch) -> list[int]:
     rows = (row for micro_batch in batch.micro_batches for row in micro_batch.segment_ids)
     return [int(length) for row in rows for length in np.bincount(row)[1:]]
+
+
+def _image_patches(batch: Batch) -> list[int]:
+    images = (images for micro_batch in batch.micro_batches for images in micro_batch.images)
+    return [int(patches) for one in images for patches in one.grid_thw.prod(1)]
 
 
 def _packing_efficiency(batch: Batch) -> float:

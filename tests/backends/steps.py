@@ -52,12 +52,12 @@ def draw(seed, *, count=5, vocabulary=96):
     return rows
 
 
-def batch_of(examples, *, step=1, layout="shared", micro_batch_size=2, ranks=1, rank=0, place=None):
-    """One step: ``shared`` rows, ``padded`` rows, or ``packed`` bins of 20 tokens; the part of it at ``place``."""
+def batch_of(examples, *, step=1, layout="shared", micro_batch_size=2, ranks=1, rank=0, place=None, capacity=20):
+    """One step: ``shared`` rows, ``padded`` rows, or ``packed`` bins of ``capacity`` tokens; the part of it at ``place``."""
     lengths = [len(e.input_ids) for e in examples]
     place = place or place_of(rank, ranks)
     if layout == "packed":
-        plan = plan_bins(lengths, capacity=20, layout=place)[place.data_rank]
+        plan = plan_bins(lengths, capacity=capacity, layout=place)[place.data_rank]
     else:
         plan = plan_micro_batches(
             lengths, micro_batch_size=micro_batch_size, share_row=layout == "shared", layout=place

@@ -65,7 +65,7 @@ def test_every_step_trains_and_none_is_above_the_peak(schedule, warmup, ratio):
 def test_norms_and_biases_do_not_decay():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = build_optimizer(model.parameters(), Recipe(weight_decay=0.5))
+    optimizer = build_optimizer(dict(model.named_parameters()), Recipe(weight_decay=0.5))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     for group in optimizer.param_groups:
@@ -78,11 +78,11 @@ def test_norms_and_biases_do_not_decay():
 def test_frozen_parameters_are_left_out():
     model = nn.Linear(4, 4)
     model.bias.requires_grad_(False)
-    optimizer = build_optimizer(model.parameters(), Recipe(weight_decay=0.5))
+    optimizer = build_optimizer(dict(model.named_parameters()), Recipe(weight_decay=0.5))
     assert [len(group["params"]) for group in optimizer.param_groups] == [1]
     assert list(optimizer_tensors(optimizer, dict(model.named_parameters()))["exp_avg"]) == ["weight"]
 
 
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(ConfigError, match=r"optimizer_config.name='sgd'"):
-        build_optimizer([], Recipe(optimizer="sgd"))
+        build_optimizer({}, Recipe(optimizer="sgd"))

@@ -42,7 +42,7 @@ PLANNERS = {
 def stream_of(planner, *, rank, ranks):
     layout = Layout(rank, ranks)
     builder = BatchBuilder(
-        Mixture([STORE]), planner=lambda lengths: PLANNERS[planner](lengths, layout), layout=layout, pad_id=0
+        Mixture([STORE]), planner=lambda lengths, _: PLANNERS[planner](lengths, layout), layout=layout, pad_id=0
     )
     return BatchStream(builder, sampler=SequentialSampler(2), batch_size=2)
 

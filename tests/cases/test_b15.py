@@ -35,7 +35,7 @@ class AllRanks:
         for rank in range(ranks):
             builder = BatchBuilder(
                 Mixture([store]),
-                planner=lambda lengths: plan(lengths, Layout(data_size=ranks)),
+                planner=lambda lengths, _: plan(lengths, Layout(data_size=ranks)),
                 layout=Layout(rank, ranks),
                 pad_id=0,
             )
@@ -91,7 +91,7 @@ def on_a_rank(folder, share, size, num_rows):
     with opened(folder, share=share, num_steps=1) as backend, patch.object(LossModel, "forward", stub_losses):
         builder = BatchBuilder(
             Mixture([ListStore(rows)]),
-            planner=lambda lengths: plan(lengths, backend.layout),
+            planner=lambda lengths, _: plan(lengths, backend.layout),
             layout=backend.layout,
             pad_id=0,
         )

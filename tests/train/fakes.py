@@ -123,7 +123,7 @@ def make_stream(store, *, seed=7, layout=None, sampler=None, micro_batch_size=2,
     layout = layout or Layout()
     mixture = Mixture([store])
 
-    def planner(lengths):
+    def planner(lengths, _):
         return plan_micro_batches(lengths, micro_batch_size=micro_batch_size, share_row=True, layout=layout)
 
     builder = BatchBuilder(mixture, planner=planner, layout=layout, pad_id=0)
@@ -154,7 +154,7 @@ def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, 
         progress = Progress(**state["progress"])
     builder = BatchBuilder(
         Mixture([eval_store]),
-        planner=lambda lengths: plan_micro_batches(lengths, micro_batch_size=2, share_row=True, layout=Layout()),
+        planner=lambda lengths, _: plan_micro_batches(lengths, micro_batch_size=2, share_row=True, layout=Layout()),
         layout=Layout(),
         pad_id=0,
     )

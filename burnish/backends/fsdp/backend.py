@@ -3,7 +3,7 @@
 Its rule: everything a step depends on comes with the batch (rows, step number); the rest is weights and moments.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from math import isfinite, sqrt
@@ -28,6 +28,7 @@ from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, build_stager
 from burnish.backends.fsdp.ulysses import SequenceExchange
 from burnish.backends.optimizer import Recipe, build_optimizer, optimizer_tensors
 from burnish.backends.tensors import DTYPES, inputs_ahead, memory_peak_gib, target_counts
+from burnish.config.choices import ModelPart
 from burnish.data.batch import Batch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError, StorageError
@@ -35,9 +36,10 @@ from burnish.log import get_logger
 from burnish.models.attention import register
 from burnish.models.flops import peak_flops
 from burnish.models.kernels import Demand, choose_kernel
-from burnish.models.load import blank_model, export_folder, read_tokenizer
+from burnish.models.load import attention_of, blank_model, export_folder, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, LossModel, Objective
 from burnish.models.probe import head_problem, isolation_problem, parts_problem
+from burnish.models.vision import part_of
 from burnish.models.weights import read_weights
 
 log = get_logger(__name__)
@@ -65,6 +67,7 @@ class FsdpBackend:
         attention: ``flash``, ``flex``, ``sdpa``, or ``auto`` for the fastest that can.
         objective: what a target costs in training.
         lora: trains adapters alone, beside a model that is held in ``dtype``; None trains all weights.
+        frozen: parts of a vision-language model that are not trained.
         recipe: how a step changes the weights.
         sharding: how they are spread over the ranks.
         param_dtype: as ``dtype``, in whose place it comes for the computation, not for exports.
@@ -89,12 +92,13 @@ class FsdpBackend:
         attention: str = "auto",
         objective: Objective = CROSS_ENTROPY,
         lora: LoraSettings | None = None,
+        frozen: Collection[ModelPart] = (),
         recipe: Recipe = _RECIPE,
         sharding: Sharding = _SHARDING,
         param_dtype: str | None = None,
     ) -> None:
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        self._rate: Callable[[int], float] = partial(recipe.rate, num_steps=num_steps)
+        self._rate: Callable[..., float] = partial(recipe.rate, num_steps=num_steps)
         self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, recipe.max_grad_norm
         self._ranks, self.layout = ranks, layout
         claim(ranks.device)
@@ -109,6 +113,8 @@ class FsdpBackend:
             held_dtype = self._export_dtype if lora else torch.float32
             blank = partial(blank_model, model_path, dtype=held_dtype, trust_remote_code=trust_remote_code)
             model = blank()
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(part_of(name) not in frozen)
             self._adapters = Adapters(model, lora, path=model_path) if lora else None
             self._attend(model, attention, compiled=sharding.compile_layers)
             self._model = LossModel(model, num_sources=num_sources, objective=objective)
@@ -120,7 +126,7 @@ class FsdpBackend:
             if sharding.cpu_offload:
                 move_to_host(model)
             self._parameters = dict(model.named_parameters())
-            self._optimizer = build_optimizer(self._parameters.values(), recipe)
+            self._optimizer = build_optimizer(self._parameters, recipe)
             self._try_out(model_path, share_rows=share_rows)
             undo.pop_all()
 
@@ -165,7 +171,7 @@ class FsdpBackend:
         if not skipped:
             clip(gradients, norm=grad_norm, max_norm=self._max_grad_norm)
             for group in self._optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = self._rate(batch.step, part=group["part"])
             self._optimizer.step()
         self._optimizer.zero_grad()
         return StepResult(
@@ -248,13 +254,14 @@ class FsdpBackend:
             raise StorageError(str(folder), f"could not be written: {error}", fix=fix) from error
 
     def _inputs(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        return inputs_ahead(batch.micro_batches, device=self._ranks.device, exchange=self._exchange)
+        settings: dict[str, Any] = {"exchange": self._exchange, "vision": self._model.vision}
+        return inputs_ahead(batch.micro_batches, device=self._ranks.device, **settings)
 
     def _attend(self, model: Any, attention: str, *, compiled: bool) -> None:
         demand = Demand.of(model.config.get_text_config(), device_type=self._ranks.device.type, dtype=self._dtype)
         kernel = choose_kernel(attention, demand)
         log.info("attention: %s", kernel)
-        model.set_attn_implementation(register(kernel, compiled=compiled))
+        model.set_attn_implementation(attention_of(model.config, register(kernel, compiled=compiled)))
 
     def _try_out(self, model_path: str, *, share_rows: bool) -> None:
         self._model.eval()
