@@ -1,7 +1,9 @@
 """Functions run as several ranks of one gloo group, in processes that are kept for the tests that follow."""
 
+import ctypes
 import faulthandler
 import os
+import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -12,6 +14,8 @@ from typing import Any
 from torch.distributed import DistError
 
 HANG_SECONDS, USES = 300, 12
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal a process gets when the thread that made it ends."""
 _kept: dict[int, tuple[ProcessPoolExecutor, int]] = {}
 
 
@@ -38,10 +42,22 @@ def _process(rank: int) -> ProcessPoolExecutor:
     if kept and uses == USES:
         kept.shutdown(wait=False)
     if uses == USES:
-        kept, uses = ProcessPoolExecutor(1, mp_context=get_context("spawn")), 0
+        kept, uses = (
+            ProcessPoolExecutor(
+                1, mp_context=get_context("spawn"), initializer=_end_with_parent, initargs=(os.getpid(),)
+            ),
+            0,
+        )
     assert kept
     _kept[rank] = kept, uses + 1
     return kept
+
+
+def _end_with_parent(parent: int) -> None:
+    """A test that is killed leaves no ranks behind, which would wait for each other as fast as they can."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
