@@ -2,7 +2,6 @@
 
 import platform
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from burnish.assemble.model import cache_settings, lora_settings, megatron_sizes
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.fsdp.shard import Sharding
+from burnish.backends.megatron.quiet import keep_quiet
 from burnish.backends.optimizer import Recipe
 from burnish.backends.tensors import DTYPES, require_written_by
 from burnish.config import Purpose, SFTConfig
@@ -98,13 +98,13 @@ def _fsdp(config: SFTConfig, settings: Mapping[str, Any]) -> FsdpBackend:
 
 
 def _megatron(config: SFTConfig, settings: Mapping[str, Any]) -> "MegatronBackend":
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
-        if config.megatron_config.cpu:
-            from burnish.backends.megatron.cpu import install
+    keep_quiet()
+    if config.megatron_config.cpu:
+        from burnish.backends.megatron.cpu import install
 
-            install()
-        from burnish.backends.megatron.backend import MegatronBackend
+        install()
+    from burnish.backends.megatron.backend import MegatronBackend
+
     return MegatronBackend(
         **settings,
         sizes=megatron_sizes(config),
