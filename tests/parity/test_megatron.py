@@ -20,7 +20,7 @@ SP2 = {"tensor": 2, "sequence_parallel": True}
 ALWAYS = {
     "1": (1, {}, "shared"),
     "1 packed": (1, {}, "packed"),
-    "TP2": (2, {"tensor": 2}, "shared"),
+    "TP2+SP": (2, SP2, "shared"),
     "PP2 packed": (2, {"pipeline": 2}, "packed"),
     "CP2 packed": (2, {"context": 2}, "packed"),
 }
@@ -28,7 +28,7 @@ MORE = {
     "1 padded": (1, {}, "padded"),
     "TP2 packed": (2, {"tensor": 2}, "packed"),
     "TP4+SP": (4, {"tensor": 4, "sequence_parallel": True}, "shared"),
-    "TP2+SP": (2, SP2, "shared"),
+    "TP2": (2, {"tensor": 2}, "shared"),
     "TP2+SP packed": (2, SP2, "packed"),
     "TP2+SP padded": (2, SP2, "padded"),
     "PP2": (2, {"pipeline": 2}, "shared"),
@@ -87,6 +87,7 @@ class Reference:
         untrained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         self.gradients = gradients_of(untrained, steps[0])
 
+    @torch.no_grad()
     def distances(self, results, exported):
         model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
         found = dict(model.named_parameters())

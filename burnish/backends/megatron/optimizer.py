@@ -16,6 +16,7 @@ from burnish.backends.megatron.pieces import Held
 from burnish.backends.optimizer import Recipe
 from burnish.errors import ConfigError, Problem
 
+KWARGS = "megatron_config.optimizer_config_kwargs"
 _OWN = ("lr", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad", "optimizer", "bf16", "fp16")
 """Keys of Megatron's OptimizerConfig that Burnish has keys of its own for, or decides."""
 
@@ -53,22 +54,7 @@ class AdamOptimizer:
         if recipe.optimizer != "adamw":
             problem = Problem("optimizer_config.name", recipe.optimizer, "there is no such optimizer", "write adamw")
             raise ConfigError([problem])
-        _require_free(extra)
-        settings = OptimizerConfig(
-            **{
-                "optimizer": "adam",
-                "lr": 0.0,
-                "adam_beta1": recipe.adam_betas[0],
-                "adam_beta2": recipe.adam_betas[1],
-                "adam_eps": recipe.eps,
-                "weight_decay": recipe.weight_decay,
-                "clip_grad": recipe.max_grad_norm or 0.0,
-                "bf16": dtype == torch.bfloat16,
-                "params_dtype": dtype,
-                "use_distributed_optimizer": True,
-                **extra,
-            }
-        )
+        settings = _settings(recipe, dtype, extra)
         self._max_grad_norm = recipe.max_grad_norm
         self._all: ChainedOptimizer = get_megatron_optimizer(settings, list(models))
         for group in self._all.param_groups:
@@ -141,14 +127,37 @@ class AdamOptimizer:
         self.num_steps = num_steps
 
 
+def _settings(recipe: Recipe, dtype: torch.dtype, extra: Mapping[str, Any]) -> OptimizerConfig:
+    _require_free(extra)
+    own = {
+        "optimizer": "adam",
+        "lr": 0.0,
+        "adam_beta1": recipe.adam_betas[0],
+        "adam_beta2": recipe.adam_betas[1],
+        "adam_eps": recipe.eps,
+        "weight_decay": recipe.weight_decay,
+        "clip_grad": recipe.max_grad_norm or 0.0,
+        "bf16": dtype == torch.bfloat16,
+        "params_dtype": dtype,
+        "use_distributed_optimizer": True,
+    }
+    try:
+        return OptimizerConfig(**{**own, **extra})
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError([Problem(KWARGS, dict(extra), str(error), "give what Megatron Core accepts here")]) from error
+
+
 def _require_free(extra: Mapping[str, Any]) -> None:
-    key = "megatron_config.optimizer_config_kwargs"
-    for name, value in extra.items():
-        if name in _OWN:
-            raise ConfigError(
-                [Problem(f"{key}.{name}", value, "is decided by optimizer_config and model.dtype", "use those")]
-            )
-        if name == "use_distributed_optimizer":
-            raise ConfigError([Problem(f"{key}.{name}", value, "is always true", "leave it out")])
-        if name not in OptimizerConfig.__dataclass_fields__:
-            raise ConfigError([Problem(f"{key}.{name}", value, "Megatron has no such key", "see its OptimizerConfig")])
+    decided = {
+        **dict.fromkeys(_OWN, ("is decided by optimizer_config and model.dtype", "use those")),
+        "use_distributed_optimizer": ("is always true", "leave it out"),
+        "optimizer_cpu_offload": ("is not built: checkpoints would lack what is kept on the CPU", "leave it out"),
+    }
+    unknown = ("Megatron has no such key", "see its OptimizerConfig")
+    problems = [
+        Problem(f"{KWARGS}.{name}", value, *decided.get(name, unknown))
+        for name, value in extra.items()
+        if name in decided or name not in OptimizerConfig.__dataclass_fields__
+    ]
+    if problems:
+        raise ConfigError(problems)
