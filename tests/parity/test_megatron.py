@@ -101,11 +101,12 @@ def matrix(request):
     rows = {}
     yield rows
     if ALL:
-        write = request.config.pluginmanager.getplugin("terminalreporter").write_line
-        write("\n| case | ranks | " + " | ".join(LIMITS) + " |")
-        write("|---" * (2 + len(LIMITS)) + "|")
-        for case, (ranks, found) in rows.items():
-            write(f"| {case} | {ranks} | " + " | ".join(f"{found[k]:.1e}" if k in found else "" for k in LIMITS) + " |")
+        lines = [["case", "ranks", *LIMITS], ["---"] * (2 + len(LIMITS))]
+        lines += [
+            [case, str(ranks), *(found.get(kind, "") for kind in LIMITS)] for case, (ranks, found) in rows.items()
+        ]
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print("", *(f"| {' | '.join(line)} |" for line in lines), sep="\n")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ def check(matrix, case, reference, cut, out):
     ranks, sizes, layout = cut
     results = run(reference.folder, Sizes(**sizes), ranks=ranks, layout=layout, out=str(out))
     found = reference.distances(results, out)
-    matrix[case] = ranks, found
+    matrix[case] = ranks, {kind: f"{value:.0e}" for kind, value in found.items()}
     assert not too_far(found)
 
 
