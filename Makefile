@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 # Threads that wait for each other spin only briefly: on a busy machine, long spinning makes a step many times slower.
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: quickstart smollm2 test test-chaos check docs clean
+.PHONY: quickstart smollm2 test test-chaos test-megatron check docs clean
 
 $(BIN)/burnish: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ test: $(VENV)/dev  ## all tests
 
 test-chaos: $(VENV)/dev  ## kill a run twenty times, not three
 	CHAOS_KILLS=20 $(BIN)/python -m pytest -s tests/chaos
+
+test-megatron: $(VENV)/dev  ## Megatron in every cut, against the hand-written loop
+	BURNISH_MEGATRON=all $(BIN)/python -m pytest tests/parity/test_megatron.py tests/backends/test_megatron*.py \
+		tests/runs/test_megatron.py
 
 check: $(VENV)/dev  ## format, lint, types, floors
 	$(BIN)/ruff format --check .

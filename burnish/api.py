@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from burnish.assemble.data import raw_columns
-from burnish.assemble.model import cache_settings, require_valid, tokenizer_settings
+from burnish.assemble.model import cache_settings, on_one_rank, require_valid, tokenizer_settings
 from burnish.assemble.run import build_backend
 from burnish.backends.comm import alone, joined
 from burnish.bench import measure
@@ -107,7 +107,7 @@ def export(checkpoint: str | Path, *, out: Path) -> Path:
         raise CheckpointError(f"out={out}", "is not empty", fix="name a new folder, or empty this one")
     configure_logging(rank=0)
     folder = open_checkpoint(str(checkpoint), ranks=alone())
-    config = SFTConfig(**json.loads((folder / "config.json").read_text()))
+    config = on_one_rank(SFTConfig(**json.loads((folder / "config.json").read_text())))
     with joined() as ranks, closing(build_backend(config, ranks=ranks, num_steps=1, num_sources=1)) as backend:
         backend.load(folder / "backend", weights_only=True)
         backend.export(out)

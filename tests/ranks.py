@@ -5,6 +5,7 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,18 +17,19 @@ from torch.distributed import DistError
 HANG_SECONDS, USES = 300, 12
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal a process gets when the thread that made it ends."""
-_kept: dict[int, tuple[ProcessPoolExecutor, int]] = {}
+_kept: dict[tuple[str, int], tuple[ProcessPoolExecutor, int]] = {}
 
 
-def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(number: int, function: Callable[..., Any], *arguments: Any, pool: str = "") -> list[Any]:
     """What ``function(*arguments)`` returns on each of ``number`` ranks; its ``joined()`` is their group.
 
     The function is found by its name: it stands at the top of a module. It joins once: ranks that join again may meet the
     store of the group that another has not left yet. An error of a rank is raised: of several, that of one which did not
-    only lose the others. Ranks that hang show where, and end.
+    only lose the others. Ranks that hang show where, and end. What changes a process for good is run in a ``pool`` of its
+    own.
     """
     port = _free_port()
-    futures = [_process(rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
+    futures = [_process(pool, rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
     errors = [error for future in futures if (error := future.exception())]
     if any(isinstance(error, BrokenProcessPool) for error in errors):
         _kept.clear()
@@ -36,26 +38,23 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any) -> list
     return [future.result() for future in futures]
 
 
-def _process(rank: int) -> ProcessPoolExecutor:
+def _process(pool: str, rank: int) -> ProcessPoolExecutor:
     """Kept, and taken for groups of any size; after some uses a new one, as groups that were left keep their threads."""
-    kept, uses = _kept.pop(rank, (None, USES))
-    if kept and uses == USES:
-        kept.shutdown(wait=False)
+    kept, uses = _kept.pop((pool, rank), (None, USES))
     if uses == USES:
-        kept, uses = (
-            ProcessPoolExecutor(
-                1, mp_context=get_context("spawn"), initializer=_end_with_parent, initargs=(os.getpid(),)
-            ),
-            0,
-        )
+        if kept:
+            kept.shutdown(wait=False)
+        settings = {"mp_context": get_context("spawn"), "initializer": _end_with_parent, "initargs": (os.getpid(),)}
+        kept, uses = ProcessPoolExecutor(1, **settings), 0
     assert kept
-    _kept[rank] = kept, uses + 1
+    _kept[pool, rank] = kept, uses + 1
     return kept
 
 
 def _end_with_parent(parent: int) -> None:
     """A test that is killed leaves no ranks behind, which would wait for each other as fast as they can."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

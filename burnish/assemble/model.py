@@ -1,15 +1,19 @@
 """The rules between a config, its model and this machine, and what tokenizes its rows."""
 
 import os
+from importlib.util import find_spec
 
 from burnish.backends.comm import device_count, device_type
 from burnish.backends.fsdp.lora import LoraSettings, lora_problems
+from burnish.backends.megatron.layout import FP8_TOKENS, layout_of
+from burnish.backends.megatron.sizes import Sizes, size_problems
 from burnish.config import Purpose, SFTConfig, find_problems
+from burnish.config.parallel import MegatronConfig
 from burnish.config.rules_devices import planned_world
 from burnish.data.packing import Layout
 from burnish.data.tokenize import TokenizerSettings
 from burnish.errors import ConfigError, Problem
-from burnish.models.load import ModelCard, bring_model, read_card
+from burnish.models.load import ModelCard, bring_model, read_card, read_config
 from burnish.storage.cache import Caching
 
 
@@ -53,7 +57,8 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     if config.max_length and card.max_position_embeddings and config.max_length > card.max_position_embeddings:
         fix = f"at most {card.max_position_embeddings}"
         problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))
-    return problems + _trained_problems(config, card)
+    problems += _trained_problems(config, card)
+    return [*problems, *(_megatron_problems(config, card) if config.strategy == "megatron" else ())]
 
 
 def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
@@ -64,6 +69,41 @@ def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
         message = f"{card.model_type} has no experts, or transformers has no loss that balances them"
         problems.append(Problem("model.router_aux_loss_coef", balance, message, "leave it out"))
     return problems
+
+
+def _megatron_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
+    """Rules between the model, the sizes it is cut to and this machine."""
+    problems, on_cpu = [], device_type() == "cpu"
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
+        message = "needs Megatron Core, which is not installed"
+        problems.append(Problem("strategy", "megatron", message, "pip install 'burnish[megatron]'"))
+    if on_cpu and not config.megatron_config.cpu:
+        fix = "write strategy=fsdp; to test with, megatron_config.cpu=true"
+        problems.append(Problem("strategy", "megatron", "needs a GPU, and there is none", fix))
+    if config.megatron_config.cpu and not on_cpu:
+        problems.append(Problem("megatron_config.cpu", True, "there is a GPU on this machine", "leave it out"))
+    hf_config = read_config(card.path, trust_remote_code=config.model.trust_remote_code)
+    return [*problems, *size_problems(hf_config, megatron_sizes(config), on_cpu=on_cpu)]
+
+
+def megatron_sizes(config: SFTConfig) -> Sizes:
+    """How Megatron cuts the model."""
+    keys = config.megatron_config
+    parts = keys.virtual_pipeline_model_parallel_size
+    return Sizes(
+        tensor=keys.tensor_model_parallel_size,
+        pipeline=keys.pipeline_model_parallel_size,
+        context=keys.context_parallel_size,
+        expert=keys.expert_model_parallel_size,
+        sequence_parallel=keys.sequence_parallel_size > 1,
+        virtual_pipeline=None if parts == 1 else parts,
+    )
+
+
+def on_one_rank(config: SFTConfig) -> SFTConfig:
+    """``config`` with a model that is not cut, to read here what any number of ranks has saved anywhere."""
+    whole = MegatronConfig(cpu=device_type() == "cpu")
+    return config.model_copy(update={"megatron_config": whole})
 
 
 def tokenizer_settings(config: SFTConfig, card: ModelCard) -> TokenizerSettings:
@@ -101,5 +141,9 @@ def world_size(config: SFTConfig) -> int:
 
 def plan_layout(config: SFTConfig, *, rank: int, world_size: int) -> Layout:
     """What the plan of a batch has to know of the ranks."""
+    if config.strategy == "megatron":
+        fp8 = config.megatron_config.transformer_config_kwargs.get("fp8")
+        multiple = FP8_TOKENS if fp8 else 1
+        return layout_of(megatron_sizes(config), rank=rank, world_size=world_size, token_multiple=multiple)
     share = config.sequence_parallel_size
     return Layout(data_rank=rank // share, data_size=world_size // share, row_multiple=share)

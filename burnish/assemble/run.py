@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
-from burnish.assemble.model import cache_settings, lora_settings, plan_layout, require_valid
+from burnish.assemble.model import cache_settings, lora_settings, megatron_sizes, plan_layout, require_valid
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.fsdp.shard import Sharding
+from burnish.backends.megatron.quiet import keep_quiet
 from burnish.backends.optimizer import Recipe
-from burnish.backends.tensors import DTYPES
+from burnish.backends.tensors import DTYPES, require_written_by
 from burnish.config import Purpose, SFTConfig
 from burnish.config.choices import TrackerName
 from burnish.data.store import Store
@@ -37,12 +38,17 @@ from burnish.train.progress import Progress
 from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
 from burnish.train.trainer import Trainer
 
+if TYPE_CHECKING:
+    from burnish.backends.megatron.backend import MegatronBackend
+
 log = get_logger(__name__)
 
 
-def build_backend(config: SFTConfig, *, ranks: Ranks, num_steps: int, num_sources: int) -> FsdpBackend:
+def build_backend(
+    config: SFTConfig, *, ranks: Ranks, num_steps: int, num_sources: int
+) -> "FsdpBackend | MegatronBackend":
     """The model on its device, with its optimizer."""
-    optimizer, fsdp = config.optimizer_config, config.fsdp_config
+    optimizer = config.optimizer_config
     first_beta, second_beta = optimizer.adam_betas
     recipe = Recipe(
         optimizer=optimizer.name,
@@ -55,31 +61,55 @@ def build_backend(config: SFTConfig, *, ranks: Ranks, num_steps: int, num_source
         num_warmup_steps=optimizer.num_warmup_steps,
         min_lr_ratio=optimizer.min_lr_ratio,
     )
+    settings: dict[str, Any] = {
+        "ranks": ranks,
+        "layout": plan_layout(config, rank=ranks.rank, world_size=ranks.world_size),
+        "model_path": bring_model(config.model.path, weights=True, **cache_settings(config)),
+        "dtype": config.model.dtype,
+        "trust_remote_code": config.model.trust_remote_code,
+        "chat_template": template_text(config.chat_template) if config.chat_template else None,
+        "objective": Objective(config.label_smoothing, config.z_loss, config.model.router_aux_loss_coef),
+        "recipe": recipe,
+        "num_steps": num_steps,
+        "num_sources": num_sources,
+        "seed": config.seed,
+    }
+    return _megatron(config, settings) if config.strategy == "megatron" else _fsdp(config, settings)
+
+
+def _fsdp(config: SFTConfig, settings: Mapping[str, Any]) -> FsdpBackend:
+    keys = config.fsdp_config
     sharding = Sharding(
-        fsdp_size=fsdp.fsdp_size,
-        cpu_offload=fsdp.cpu_offload,
-        reduce_dtype=DTYPES[fsdp.mixed_precision.reduce_dtype],
-        reshard_after_forward=fsdp.reshard_after_forward,
-        activation_checkpointing=fsdp.activation_checkpointing,
-        compile_layers=fsdp.compile,
+        fsdp_size=keys.fsdp_size,
+        cpu_offload=keys.cpu_offload,
+        reduce_dtype=DTYPES[keys.mixed_precision.reduce_dtype],
+        reshard_after_forward=keys.reshard_after_forward,
+        activation_checkpointing=keys.activation_checkpointing,
+        compile_layers=keys.compile,
     )
     return FsdpBackend(
-        ranks=ranks,
-        layout=plan_layout(config, rank=ranks.rank, world_size=ranks.world_size),
-        model_path=bring_model(config.model.path, weights=True, **cache_settings(config)),
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        chat_template=template_text(config.chat_template) if config.chat_template else None,
+        **settings,
         share_rows=config.remove_microbatch_padding,
         attention=config.model.attention,
-        objective=Objective(config.label_smoothing, config.z_loss, config.model.router_aux_loss_coef),
         lora=lora_settings(config),
-        num_steps=num_steps,
-        num_sources=num_sources,
-        recipe=recipe,
         sharding=sharding,
-        param_dtype=fsdp.mixed_precision.param_dtype,
-        seed=config.seed,
+        param_dtype=keys.mixed_precision.param_dtype,
+    )
+
+
+def _megatron(config: SFTConfig, settings: Mapping[str, Any]) -> "MegatronBackend":
+    keep_quiet()
+    if config.megatron_config.cpu:
+        from burnish.backends.megatron.cpu import install
+
+        install()
+    from burnish.backends.megatron.backend import MegatronBackend
+
+    return MegatronBackend(
+        **settings,
+        sizes=megatron_sizes(config),
+        transformer_config_kwargs=config.megatron_config.transformer_config_kwargs,
+        optimizer_config_kwargs=config.megatron_config.optimizer_config_kwargs,
     )
 
 
@@ -102,14 +132,26 @@ def build_checkpointer(config: SFTConfig, stores: Sequence[Store], ranks: Ranks)
     return Checkpointer(config.ckpt_path, ranks=ranks, run=identity, config=plain, **settings)
 
 
+def find_checkpoint(config: SFTConfig, checkpointer: Checkpointer) -> Path | None:
+    """The checkpoint that ``resume_from`` names, if one is to be read.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of the other strategy.
+    """
+    checkpoint = checkpointer.find(config.resume_from)
+    if checkpoint:
+        require_written_by(config.strategy, folder=checkpoint / "backend")
+    return checkpoint
+
+
 def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | None, dict[str, Any] | None]:
     """The checkpoint to start from, and its state; no state where only its weights are taken.
 
     Raises:
-        CheckpointError: it is missing, damaged or of another run.
+        CheckpointError: as of :func:`find_checkpoint`, or it is of another run.
     """
     checkpointer.recover(config.resume_from)
-    start = checkpointer.find(config.resume_from)
+    start = find_checkpoint(config, checkpointer)
     if start is None or config.resume_weights_only:
         return start, None
     return start, checkpointer.read(start, allow_changes=config.resume_allow_changes)

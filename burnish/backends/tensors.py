@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from burnish.data.batch import IGNORE, Batch, MicroBatch
+from burnish.errors import CheckpointError
 from burnish.models.attention import Exchange, Segments
 
+MEGATRON_MARK = "megatron.json"
+"""A file that stands in a checkpoint of the Megatron backend, and in no other."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """As the config spells them."""
 
@@ -69,6 +73,22 @@ def target_counts(batch: Batch, *, num_sources: int, exchange: Exchange | None =
         sources = micro_batch.segment_sources[:, held][micro_batch.labels[:, held] != IGNORE]
         counts += np.bincount(sources, minlength=num_sources)
     return counts
+
+
+def require_written_by(strategy: str, *, folder: Path) -> None:
+    """That the checkpoint in ``folder`` is one of the backend of ``strategy``.
+
+    Raises:
+        CheckpointError: it is one of the other.
+    """
+    found = "megatron" if (folder / MEGATRON_MARK).is_file() else "fsdp"
+    if found != strategy:
+        raise CheckpointError(
+            str(folder),
+            f"was written by strategy={found}, and this run has strategy={strategy}",
+            fix=f"resume with strategy={found}, or begin with its weights: burnish export {folder.parent} out=DIR, "
+            "and model.path=DIR",
+        )
 
 
 def memory_peak_gib(device: torch.device) -> float:

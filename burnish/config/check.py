@@ -16,11 +16,8 @@ from burnish.config.run import Broken, SFTConfig
 from burnish.errors import Problem, without_secrets
 
 _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("strategy", "the Megatron backend", ("fsdp",)),
     ("model.freeze", "freezing parts", ((),)),
     ("optimizer_config.lr_by_part", "a learning rate for parts", ({},)),
-    ("megatron_config.virtual_pipeline_model_parallel_size", "interleaving", (None,)),
-    ("megatron_config.cpu", "Megatron on a CPU", (False,)),
     ("images", "reading images late", ("pixels",)),
     ("eval_generate.prompts", "answering prompts in an evaluation", ((),)),
     ("torch_profiler_config", "profiling", (None,)),

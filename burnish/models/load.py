@@ -203,6 +203,27 @@ def export_folder(
     """
     state = {name: (t.to(dtype) if t.is_floating_point() else t).contiguous() for name, t in weights.items()}
     model.save_pretrained(folder, state_dict=state)
+    _export_rest(folder, dtype=dtype, tokenizer=tokenizer)
+
+
+def export_configs(folder: Path, *, model: Any, dtype: torch.dtype, tokenizer: Any) -> None:
+    """Write what a Hugging Face folder holds beside its weights.
+
+    Args:
+        folder: made if it is missing.
+        model: gives the architecture and the generation config.
+        dtype: what floating-point weights will be written in.
+        tokenizer: with the chat template it was trained with.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    _export_rest(folder, dtype=dtype, tokenizer=tokenizer)
+
+
+def _export_rest(folder: Path, *, dtype: torch.dtype, tokenizer: Any) -> None:
     # save_pretrained notes the dtype of the model in memory, not that of the weights it wrote.
     config = json.loads((folder / "config.json").read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")

@@ -50,7 +50,7 @@ def read_weights(model: Any, path: str, *, device: torch.device, blank: Callable
         return convert_and_load_state_dict_in_model(target, dict(stored), settings)[0]
 
     shared = _shared(model)
-    with _opened(path) as stored:
+    with opened(path) as stored:
         whole = not _rows_come_from_rows(conversions, model)
         reports = _load_by_layers(model, stored, double=blank(), load=load) if whole else [load(model, stored)]
     # An export translates back by them.
@@ -72,7 +72,12 @@ def read_weights(model: Any, path: str, *, device: torch.device, blank: Callable
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Stored]:
+def opened(path: str) -> Iterator[Stored]:
+    """The weights of ``path``, a folder or hub id.
+
+    Raises:
+        ConfigError: there are none.
+    """
     with ExitStack() as stack:
         try:
             files = [stack.enter_context(safe_open(file, framework="pt")) for file in _files(path)]

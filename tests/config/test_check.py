@@ -93,9 +93,19 @@ def test_rules_between_keys(words, key, said):
             "tensor 2 * pipeline 2 * context 2 does not divide 4 processes",
         ),
         (
+            ("megatron_config.pipeline_model_parallel_size=3",),
+            "megatron_config.pipeline_model_parallel_size",
+            "tensor 1 * pipeline 3 * context 1 does not divide 4 processes",
+        ),
+        (
             ("megatron_config.expert_model_parallel_size=3",),
             "megatron_config.expert_model_parallel_size",
-            "does not divide the 4 processes of a pipeline stage",
+            "times tensor 1 * pipeline 1 does not divide 4 processes",
+        ),
+        (
+            ("megatron_config.expert_model_parallel_size=4", "megatron_config.tensor_model_parallel_size=2"),
+            "megatron_config.expert_model_parallel_size",
+            "times tensor 2 * pipeline 1 does not divide 4 processes",
         ),
         (
             ("megatron_config.tensor_model_parallel_size=4", "megatron_config.sequence_parallel_size=2"),
@@ -109,33 +119,76 @@ def test_rules_between_keys(words, key, said):
         ),
     ],
 )
-def test_megatron_rules_stand_beside_its_refusal(words, key, said):
+def test_megatron_sizes_have_to_fit(words, key, said):
     found = find_problems(load(*_MEGATRON, *words), environment={})
     assert any(problem.key == key and said in problem.message for problem in found)
-    assert any(problem.key == "strategy" and "not built yet" in problem.message for problem in found)
 
 
-def test_megatron_sizes_that_fit_are_only_refused():
-    words = (
-        "megatron_config.tensor_model_parallel_size=2",
-        "megatron_config.sequence_parallel_size=2",
-        "megatron_config.pipeline_model_parallel_size=2",
+@pytest.mark.parametrize("word", ["model.lora.rank=8", "model.router_aux_loss_coef=0.01", "model.attention=sdpa"])
+def test_what_megatron_has_not_is_refused_by_name(word):
+    found = find_problems(load(*_MEGATRON, word), environment={})
+    key = word.partition("=")[0]
+    assert any(problem.key == key and "is not built for strategy=megatron" in problem.message for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "word"),
+    [
+        ("megatron", "fsdp_config.cpu_offload=true"),
+        ("megatron", "fsdp_config.mixed_precision.reduce_dtype=bfloat16"),
+        ("fsdp", "megatron_config.tensor_model_parallel_size=2"),
+        ("fsdp", "megatron_config.cpu=true"),
+        ("fsdp", "megatron_config.transformer_config_kwargs={fp8: hybrid}"),
+    ],
+)
+def test_what_is_of_the_other_strategy_is_not_ignored(strategy, word):
+    (problem,) = find_problems(load(f"strategy={strategy}", word), environment={})
+    assert problem.key == word.partition("=")[0]
+    assert problem.message == f"has no effect on strategy={strategy}"
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("tensor_model_parallel_size: 4", "is decided by megatron_config.tensor_model_parallel_size"),
+        ("bf16: false", "is decided by model.dtype"),
+        ("calculate_per_token_loss: false", "is always true"),
+    ],
+)
+def test_a_field_that_another_key_decides_is_refused(field, said):
+    (problem,) = find_problems(
+        load(*_MEGATRON, f"megatron_config.transformer_config_kwargs={{{field}}}"), environment={}
     )
-    assert broken(*_MEGATRON, *words) == {"strategy": "the Megatron backend is not built yet"}
+    assert problem.key == f"megatron_config.transformer_config_kwargs.{field.partition(':')[0]}"
+    assert said in problem.message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("megatron_config.virtual_pipeline_model_parallel_size=1", "fsdp_config.cpu_offload=false"),
+        (
+            "megatron_config.tensor_model_parallel_size=2",
+            "megatron_config.sequence_parallel_size=2",
+            "megatron_config.pipeline_model_parallel_size=2",
+        ),
+        ("megatron_config.pipeline_model_parallel_size=2", "megatron_config.expert_model_parallel_size=2"),
+    ],
+)
+def test_megatron_sizes_that_fit_break_no_rule(words):
+    assert broken(*_MEGATRON, *words) == {}
 
 
 @pytest.mark.parametrize(
     "word",
     [
-        "strategy=megatron",
         "model.freeze=vision",
         "optimizer_config.lr_by_part={vision: 1e-6}",
         "images=lazy",
         "eval_generate.prompts=[hello]",
         "torch_profiler_config={wait: 1}",
         "record_memory=true",
-        "megatron_config.virtual_pipeline_model_parallel_size=2",
-        "megatron_config.cpu=true",
         "logger=wandb",
         "logger=[console, tensorboard]",
         "dummy_run_full_ctx=true",
@@ -268,8 +321,7 @@ def test_several_nodes_need_a_launcher_that_reaches_them():
 def test_the_environments_world_decides_what_divides():
     config = load("strategy=megatron", "megatron_config.tensor_model_parallel_size=8")
     environment = {"RANK": "0", "WORLD_SIZE": "16"}
-    keys = {problem.key for problem in find_problems(config, environment=environment)}
-    assert keys == {"strategy"}
+    assert find_problems(config, environment=environment) == []
 
 
 def test_rules_are_found_from_this_process_environment(monkeypatch):

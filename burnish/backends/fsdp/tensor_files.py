@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from burnish.backends.tensors import require_written_by
 from burnish.errors import CheckpointError
 
 ADMITTED = frozenset(
@@ -72,7 +73,7 @@ class DcpSave:
             free = f"{shutil.disk_usage(there).free / 2**30:.2f} GiB are free"
             raise CheckpointError(
                 str(self.folder),
-                f"could not be written: {_cause(error)} ({free} there)",
+                f"could not be written: {cause_of(error)} ({free} there)",
                 fix="see that the disk has room and can be written",
             ) from error
 
@@ -112,6 +113,7 @@ def load_in_place(tensors: dict[str, dict[str, Any]], folder: Path, *, group: di
         raise CheckpointError(
             str(folder), "has no .metadata, so it is not a whole checkpoint", fix="name a complete one"
         )
+    require_written_by("fsdp", folder=folder)
     reader = TensorReader(folder)
     wanted = {f"{kind}.{name}" for kind, named in tensors.items() for name in named}
     stored = {name for name in reader.read_metadata().state_dict_metadata if name.partition(".")[0] in tensors}
@@ -123,7 +125,7 @@ def load_in_place(tensors: dict[str, dict[str, Any]], folder: Path, *, group: di
     try:
         load(tensors, storage_reader=reader, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(str(folder), f"does not fit this model: {_cause(error)}", fix=_SAME_MODEL) from error
+        raise CheckpointError(str(folder), f"does not fit this model: {cause_of(error)}", fix=_SAME_MODEL) from error
 
 
 class TensorReader(FileSystemReader):
@@ -154,7 +156,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _cause(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """What went wrong on the first rank that failed, in one line."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
