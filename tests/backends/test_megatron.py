@@ -1,5 +1,7 @@
 """The verbs of the Megatron backend on real ranks: refusals, what is skipped, what is never decayed."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -149,6 +151,24 @@ def test_recomputed_layers_change_no_number(model_dir, reference):
     (result,) = run(model_dir, Sizes(), ranks=1, transformer_config_kwargs=kwargs)
     assert result["losses"] == pytest.approx(reference[0][:3], rel=1e-5)
     assert result["norms"] == pytest.approx(reference[1][:3], rel=1e-5)
+
+
+def warned(sizes):
+    """What is said of the cost of rows, here and as if there were a GPU without Transformer Engine."""
+    from burnish.backends.megatron.spec import cost_without_engine
+
+    here = cost_without_engine(sizes)
+    with patch.object(torch.cuda, "is_available", lambda: True):
+        return here, cost_without_engine(sizes)
+
+
+def test_a_gpu_without_transformer_engine_is_warned_of():
+    ((here, alone),) = on_megatron(1, warned, Sizes())
+    ((_, shared),) = on_megatron(1, warned, Sizes(context=2))
+    assert here == ""
+    assert "one call a segment" in alone
+    assert "keys and values of whole rows" not in alone
+    assert "keys and values of whole rows" in shared
 
 
 DROPPING = {"transformer_config_kwargs": {"hidden_dropout": 0.2}}
