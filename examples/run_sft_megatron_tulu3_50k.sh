@@ -17,7 +17,6 @@ burnish train \
     max_length=4096 \
     max_tokens_per_microbatch=8192 \
     batch_size=128 \
-    num_epochs=1 \
     optimizer_config.lr=5e-6 \
     optimizer_config.scheduler=linear \
     optimizer_config.num_warmup_steps=0.03 \

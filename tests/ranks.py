@@ -1,8 +1,11 @@
 """Functions run as several ranks of one gloo group, in processes that are kept for the tests that follow."""
 
+import ctypes
 import faulthandler
 import os
+import signal
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -12,6 +15,8 @@ from typing import Any
 from torch.distributed import DistError
 
 HANG_SECONDS, USES = 300, 12
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal a process gets when the thread that made it ends."""
 _kept: dict[tuple[str, int], tuple[ProcessPoolExecutor, int]] = {}
 
 
@@ -36,13 +41,22 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any, pool: s
 def _process(pool: str, rank: int) -> ProcessPoolExecutor:
     """Kept, and taken for groups of any size; after some uses a new one, as groups that were left keep their threads."""
     kept, uses = _kept.pop((pool, rank), (None, USES))
-    if kept and uses == USES:
-        kept.shutdown(wait=False)
     if uses == USES:
-        kept, uses = ProcessPoolExecutor(1, mp_context=get_context("spawn")), 0
+        if kept:
+            kept.shutdown(wait=False)
+        settings = {"mp_context": get_context("spawn"), "initializer": _end_with_parent, "initargs": (os.getpid(),)}
+        kept, uses = ProcessPoolExecutor(1, **settings), 0
     assert kept
     _kept[pool, rank] = kept, uses + 1
     return kept
+
+
+def _end_with_parent(parent: int) -> None:
+    """A test that is killed leaves no ranks behind, which would wait for each other as fast as they can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

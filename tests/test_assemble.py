@@ -1,12 +1,13 @@
 """From a config to parts: what is refused before anything is loaded."""
 
 import json
+import sys
 
 import pytest
 
 from burnish.assemble.data import open_train
 from burnish.assemble.model import require_valid
-from burnish.assemble.run import build_checkpointer, build_run, require_writable
+from burnish.assemble.run import build_checkpointer, build_run, find_start, require_writable
 from burnish.backends.comm import alone, joined
 from burnish.config import SFTConfig, load_config
 from burnish.errors import CheckpointError, ConfigError, DataError
@@ -85,3 +86,52 @@ def test_what_needs_a_gpu_is_refused_before_the_run_where_there_is_none(model_di
     assert "there is no" in error.value.problems[0].message
     monkeypatch.setattr("burnish.assemble.model.device_type", lambda: "cuda")
     require_valid(config)
+
+
+CUT = ("strategy=megatron", "placement.num_gpus_per_node=15")
+SIZES = ("megatron_config.tensor_model_parallel_size=5", "megatron_config.pipeline_model_parallel_size=3")
+
+
+def of_megatron(model_dir, *words):
+    """What keeps a model of two layers and four heads from being trained with these ``words``."""
+    config = load_config(None, [f"model.path={model_dir}", "train_datasets=x", *CUT, *words])
+    with pytest.raises(ConfigError) as error:
+        require_valid(config)
+    return [(problem.key, problem.message, problem.fix) for problem in error.value.problems]
+
+
+def test_all_that_keeps_megatron_from_a_model_is_told_at_once_and_without_it(model_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "megatron", None)
+    found = of_megatron(model_dir, *SIZES)
+    assert found[:2] == [
+        ("strategy", "needs Megatron Core, which is not installed", "pip install 'burnish[megatron]'"),
+        ("strategy", "needs a GPU, and there is none", "write strategy=fsdp; to test with, megatron_config.cpu=true"),
+    ]
+    assert {(key, message) for key, message, _ in found[2:]} >= {
+        ("megatron_config.tensor_model_parallel_size", "does not divide the model's 4 attention heads"),
+        ("megatron_config.pipeline_model_parallel_size", "does not divide the model's 2 layers"),
+    }
+
+
+def test_the_rules_of_megatron_are_known_without_importing_it(model_dir):
+    found = of_megatron(model_dir, *SIZES, "megatron_config.cpu=true")
+    assert {key for key, _, _ in found} == {word.partition("=")[0] for word in SIZES}
+    assert "megatron.core" not in sys.modules
+
+
+def test_the_stand_in_for_a_gpu_is_refused_where_there_is_one(model_dir, monkeypatch):
+    monkeypatch.setattr("burnish.assemble.model.device_type", lambda: "cuda")
+    monkeypatch.setattr("burnish.assemble.model.device_count", lambda: 15)
+    assert of_megatron(model_dir, "megatron_config.cpu=true") == [
+        ("megatron_config.cpu", "there is a GPU on this machine", "leave it out")
+    ]
+
+
+def test_a_checkpoint_of_the_other_strategy_is_refused_before_the_model_is_read(tmp_path):
+    saved = build_checkpointer(config(ckpt_path=str(tmp_path)), [], alone())
+    saved.save(CountingBackend(), step=1, state={})
+    saved.finish()
+    other = config(ckpt_path=str(tmp_path), resume_from="latest", strategy="megatron")
+    with pytest.raises(CheckpointError, match="was written by strategy=fsdp, and this run has strategy=megatron") as e:
+        find_start(other, build_checkpointer(other, [], alone()))
+    assert f"burnish export {tmp_path}/global_step_1 out=DIR, and model.path=DIR" in e.value.fix

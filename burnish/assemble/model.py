@@ -8,6 +8,7 @@ from burnish.backends.fsdp.lora import LoraSettings, lora_problems
 from burnish.backends.megatron.layout import FP8_TOKENS, layout_of
 from burnish.backends.megatron.sizes import Sizes, size_problems
 from burnish.config import Purpose, SFTConfig, find_problems
+from burnish.config.parallel import MegatronConfig
 from burnish.config.rules_devices import planned_world
 from burnish.data.packing import Layout
 from burnish.data.tokenize import TokenizerSettings
@@ -81,35 +82,36 @@ def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
 
 def _megatron_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     """Rules between the model, the sizes it is cut to and this machine."""
-    if find_spec("megatron") is None:
+    problems, on_cpu = [], device_type() == "cpu"
+    if find_spec("megatron") is None or find_spec("megatron.core") is None:
         message = "needs Megatron Core, which is not installed"
-        return [Problem("strategy", "megatron", message, "pip install 'burnish[megatron]'")]
-    problems = []
-    if device_type() == "cpu" and not config.megatron_config.cpu:
+        problems.append(Problem("strategy", "megatron", message, "pip install 'burnish[megatron]'"))
+    if on_cpu and not config.megatron_config.cpu:
         fix = "write strategy=fsdp; to test with, megatron_config.cpu=true"
         problems.append(Problem("strategy", "megatron", "needs a GPU, and there is none", fix))
+    if config.megatron_config.cpu and not on_cpu:
+        problems.append(Problem("megatron_config.cpu", True, "there is a GPU on this machine", "leave it out"))
     hf_config = read_config(card.path, trust_remote_code=config.model.trust_remote_code)
-    return [*problems, *size_problems(hf_config, megatron_sizes(config), on_cpu=device_type() == "cpu")]
+    return [*problems, *size_problems(hf_config, megatron_sizes(config), on_cpu=on_cpu)]
 
 
 def megatron_sizes(config: SFTConfig) -> Sizes:
     """How Megatron cuts the model."""
     keys = config.megatron_config
+    parts = keys.virtual_pipeline_model_parallel_size
     return Sizes(
         tensor=keys.tensor_model_parallel_size,
         pipeline=keys.pipeline_model_parallel_size,
         context=keys.context_parallel_size,
         expert=keys.expert_model_parallel_size,
         sequence_parallel=keys.sequence_parallel_size > 1,
-        virtual_pipeline=keys.virtual_pipeline_model_parallel_size,
+        virtual_pipeline=None if parts == 1 else parts,
     )
 
 
 def on_one_rank(config: SFTConfig) -> SFTConfig:
-    """``config`` with a model that is not cut, to read what any number of ranks has saved."""
-    keys = config.megatron_config
-    kept = {"cpu", "transformer_config_kwargs", "optimizer_config_kwargs"}
-    whole = type(keys)(**keys.model_dump(include=kept))
+    """``config`` with a model that is not cut, to read here what any number of ranks has saved anywhere."""
+    whole = MegatronConfig(cpu=device_type() == "cpu")
     return config.model_copy(update={"megatron_config": whole})
 
 

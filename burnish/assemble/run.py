@@ -2,7 +2,6 @@
 
 import platform
 import uuid
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,8 +13,9 @@ from burnish.assemble.model import cache_settings, lora_settings, megatron_sizes
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.fsdp.shard import Sharding
+from burnish.backends.megatron.quiet import keep_quiet
 from burnish.backends.optimizer import Recipe
-from burnish.backends.tensors import DTYPES
+from burnish.backends.tensors import DTYPES, require_written_by
 from burnish.config import Purpose, SFTConfig
 from burnish.config.choices import TrackerName
 from burnish.data.store import Store
@@ -100,13 +100,13 @@ def _fsdp(config: SFTConfig, settings: Mapping[str, Any]) -> FsdpBackend:
 
 
 def _megatron(config: SFTConfig, settings: Mapping[str, Any]) -> "MegatronBackend":
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Transformer Engine and Apex are not installed")
-        if config.megatron_config.cpu:
-            from burnish.backends.megatron.cpu import install
+    keep_quiet()
+    if config.megatron_config.cpu:
+        from burnish.backends.megatron.cpu import install
 
-            install()
-        from burnish.backends.megatron.backend import MegatronBackend
+        install()
+    from burnish.backends.megatron.backend import MegatronBackend
+
     return MegatronBackend(
         **settings,
         sizes=megatron_sizes(config),
@@ -134,14 +134,26 @@ def build_checkpointer(config: SFTConfig, stores: Sequence[Store], ranks: Ranks)
     return Checkpointer(config.ckpt_path, ranks=ranks, run=identity, config=plain, **settings)
 
 
+def find_checkpoint(config: SFTConfig, checkpointer: Checkpointer) -> Path | None:
+    """The checkpoint that ``resume_from`` names, if one is to be read.
+
+    Raises:
+        CheckpointError: it is missing, damaged or of the other strategy.
+    """
+    checkpoint = checkpointer.find(config.resume_from)
+    if checkpoint:
+        require_written_by(config.strategy, folder=checkpoint / "backend")
+    return checkpoint
+
+
 def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | None, dict[str, Any] | None]:
     """The checkpoint to start from, and its state; no state where only its weights are taken.
 
     Raises:
-        CheckpointError: it is missing, damaged or of another run.
+        CheckpointError: as of :func:`find_checkpoint`, or it is of another run.
     """
     checkpointer.recover(config.resume_from)
-    start = checkpointer.find(config.resume_from)
+    start = find_checkpoint(config, checkpointer)
     if start is None or config.resume_weights_only:
         return start, None
     return start, checkpointer.read(start, allow_changes=config.resume_allow_changes)

@@ -1,10 +1,27 @@
 """Rules between the keys that spread a run over devices, and what torchrun or SLURM say in the environment."""
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 from burnish.config.run import Broken, SFTConfig
+from burnish.config.section import keys_of
 
 _WORLDS = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+_OWN_SECTIONS = {"fsdp": "fsdp_config", "megatron": "megatron_config"}
+_DECIDED = {
+    "tensor_model_parallel_size": "megatron_config.tensor_model_parallel_size",
+    "pipeline_model_parallel_size": "megatron_config.pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size": "megatron_config.virtual_pipeline_model_parallel_size",
+    "context_parallel_size": "megatron_config.context_parallel_size",
+    "expert_model_parallel_size": "megatron_config.expert_model_parallel_size",
+    "sequence_parallel": "megatron_config.sequence_parallel_size",
+    "bf16": "model.dtype",
+    "fp16": "model.dtype",
+    "params_dtype": "model.dtype",
+    "pipeline_dtype": "model.dtype",
+    "moe_aux_loss_coeff": "model.router_aux_loss_coef",
+}
+"""Fields of Megatron's ``TransformerConfig``, and the keys that say what they are."""
 
 
 def device_rules(config: SFTConfig, variables: Mapping[str, str], *, num_devices: int) -> Iterator[Broken]:
@@ -18,6 +35,7 @@ def device_rules(config: SFTConfig, variables: Mapping[str, str], *, num_devices
     yield from _placement(config, variables, num_devices)
     world = planned_world(config, variables, num_devices=num_devices)
     yield from _megatron(config, world) if config.strategy == "megatron" else _fsdp(config, world)
+    yield from _of_other_strategy(config)
 
 
 def planned_world(config: SFTConfig, variables: Mapping[str, str], *, num_devices: int) -> int:
@@ -84,18 +102,23 @@ def _megatron(config: SFTConfig, world: int) -> Iterator[Broken]:
     if config.sequence_parallel_size != 1:
         fix = "leave it out; Megatron's own are megatron_config.context_parallel_size and .sequence_parallel_size"
         yield "sequence_parallel_size", "is for FSDP only", fix
+    sizes = {
+        "tensor_model_parallel_size": tensor,
+        "pipeline_model_parallel_size": pipeline,
+        "context_parallel_size": context,
+    }
     if world % (tensor * pipeline * context):
-        message = f"tensor {tensor} * pipeline {pipeline} * context {context} does not divide {world} processes"
-        fix = "change the sizes, or placement, so that it does"
-        yield "megatron_config.tensor_model_parallel_size", message, fix
-    elif world // pipeline % keys.expert_model_parallel_size:
-        message = f"does not divide the {world // pipeline} processes of a pipeline stage"
-        yield "megatron_config.expert_model_parallel_size", message, "give a divisor of that"
+        message = f"tensor {tensor} * pipeline {pipeline} * context {context} does not divide {_processes(world)}"
+        fix = "give sizes whose product divides that, or another placement"
+        yield f"megatron_config.{max(sizes, key=lambda name: sizes[name])}", message, fix
+    elif world % (keys.expert_model_parallel_size * tensor * pipeline):
+        message = f"times tensor {tensor} * pipeline {pipeline} does not divide {_processes(world)}"
+        yield "megatron_config.expert_model_parallel_size", message, "give a smaller size, or another placement"
     if keys.sequence_parallel_size not in (1, tensor):
         message = f"is neither 1 nor tensor_model_parallel_size={tensor}"
         yield "megatron_config.sequence_parallel_size", message, f"write 1 or {tensor}"
     yield from _not_on_megatron(config)
-    if keys.virtual_pipeline_model_parallel_size is not None and pipeline == 1:
+    if (keys.virtual_pipeline_model_parallel_size or 1) > 1 and pipeline == 1:
         message = "needs pipeline_model_parallel_size above 1"
         yield "megatron_config.virtual_pipeline_model_parallel_size", message, "leave it out"
 
@@ -105,8 +128,28 @@ def _not_on_megatron(config: SFTConfig) -> Iterator[Broken]:
     asked = {
         "model.lora.rank": (config.model.lora.rank, "LoRA"),
         "model.router_aux_loss_coef": (config.model.router_aux_loss_coef, "the balancing loss of experts"),
-        "eval_generate.prompts": (config.eval_generate.prompts, "answering prompts"),
+        "model.attention": (config.model.attention != "auto", "a choice of attention"),
     }
     for key, (value, feature) in asked.items():
         if value:
             yield key, f"{feature} is not built for strategy=megatron", "leave it out, or write strategy=fsdp"
+    for name in sorted(config.megatron_config.transformer_config_kwargs):
+        key = f"megatron_config.transformer_config_kwargs.{name}"
+        if name in _DECIDED:
+            yield key, f"is decided by {_DECIDED[name]}", "use that"
+        if name == "calculate_per_token_loss":
+            yield key, "is always true, as the loss is a mean over all targets", "leave it out"
+
+
+def _of_other_strategy(config: SFTConfig) -> Iterator[Broken]:
+    """What is set in the section of the backend that is not used."""
+    for strategy, name in _OWN_SECTIONS.items():
+        section = dict(config)[name]
+        for key in keys_of(type(section)) if strategy != config.strategy else ():
+            if attrgetter(key)(section) != attrgetter(key)(type(section)()):
+                fix = f"leave it out, or write strategy={strategy}"
+                yield f"{name}.{key}", f"has no effect on strategy={config.strategy}", fix
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"

@@ -10,7 +10,7 @@ from typing import Any
 
 from burnish.assemble.data import build_eval_sets
 from burnish.assemble.model import require_valid
-from burnish.assemble.run import build_backend, build_checkpointer, build_run, open_data
+from burnish.assemble.run import build_backend, build_checkpointer, build_run, find_checkpoint, open_data
 from burnish.backends.comm import Ranks
 from burnish.config import Purpose, SFTConfig
 from burnish.errors import CheckpointError, DataError, LaunchError
@@ -65,7 +65,7 @@ def evaluate(config: SFTConfig) -> Outcome:
         if not evals:
             fix = "name one in eval_datasets or eval_pretokenized_dataset_paths"
             raise DataError("eval", "no evaluation set", fix=fix)
-        checkpoint = build_checkpointer(config, [], place.ranks).find(config.resume_from)
+        checkpoint = find_checkpoint(config, build_checkpointer(config, [], place.ranks))
         if config.resume_from and checkpoint is None:
             fix = "name another ckpt_path, or leave resume_from out to evaluate model.path"
             raise CheckpointError(config.ckpt_path, "there is no complete checkpoint to evaluate", fix=fix)

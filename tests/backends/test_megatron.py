@@ -1,4 +1,6 @@
-"""The verbs of the Megatron backend on real ranks: checkpoints, refusals, what is skipped, what is never decayed."""
+"""The verbs of the Megatron backend on real ranks: refusals, what is skipped, what is never decayed."""
+
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -9,17 +11,13 @@ from burnish.backends.megatron.sizes import Sizes
 from burnish.data.packing import round_up
 from burnish.errors import BurnishError, ConfigError
 from burnish.models.loss import Objective
-from tests.backends.megatron_runs import LR, PAD, opened, refusal, resumed, run, saved, step_rows, train
+from tests.backends.megatron_runs import LR, PAD, on_megatron, opened, run, step_rows, train
 from tests.backends.steps import batch_of, reference_run
 from tests.backends.steps import opened as opened_fsdp
 from tests.ranks import on_ranks
 from tests.toys import save_model
 
-TP2, PP2, CP2 = {"tensor": 2}, {"pipeline": 2}, {"context": 2}
-
-
-def on_megatron(number, function, *arguments):
-    return on_ranks(number, function, *arguments, pool="megatron")
+TP2, PP2 = {"tensor": 2}, {"pipeline": 2}
 
 
 @pytest.fixture(scope="module")
@@ -31,74 +29,6 @@ def model_dir(tmp_path_factory):
 def reference(model_dir):
     losses, norms, _ = reference_run(model_dir, [step_rows(number) for number in range(5)], lr=LR)
     return losses, norms
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [((2, TP2), (1, {})), ((2, {}), (2, PP2)), ((2, PP2), (2, CP2)), ((1, {}), (2, TP2))],
-    ids=["TP2 to 1", "DP2 to PP2", "PP2 to CP2", "1 to TP2"],
-)
-def test_a_checkpoint_goes_on_in_another_cut(model_dir, reference, before, after, tmp_path):
-    ranks, sizes = before
-    assert all(on_megatron(ranks, saved, model_dir, Sizes(**sizes), str(tmp_path), 3))
-    ranks, sizes = after
-    for losses, norms in on_megatron(ranks, resumed, model_dir, Sizes(**sizes), str(tmp_path), range(3, 5)):
-        assert losses == pytest.approx(reference[0][3:], rel=1e-5)
-        assert norms == pytest.approx(reference[1][3:], rel=1e-5)
-
-
-def saved_by_fsdp(model_dir, folder):
-    with opened_fsdp(model_dir, num_steps=1) as backend:
-        backend.save(folder).wait()
-
-
-def loaded_by_fsdp(model_dir, folder):
-    with opened_fsdp(model_dir, num_steps=1) as backend:
-        try:
-            backend.load(folder)
-        except BurnishError as error:
-            return str(error)
-        return "nothing"
-
-
-def test_a_checkpoint_of_the_other_backend_is_told_from_ones_own(model_dir, tmp_path):
-    on_ranks(1, saved_by_fsdp, model_dir, tmp_path / "fsdp")
-    on_megatron(1, saved, model_dir, Sizes(), str(tmp_path / "megatron"), 1)
-    (said,) = on_megatron(1, refusal, model_dir, Sizes(), str(tmp_path / "fsdp"))
-    assert "strategy=fsdp" in said
-    assert "burnish export" in said
-    (said,) = on_ranks(1, loaded_by_fsdp, model_dir, tmp_path / "megatron")
-    assert "strategy=megatron" in said
-    assert "burnish export" in said
-
-
-def test_a_checkpoint_of_another_model_is_refused(model_dir, tmp_path):
-    on_megatron(1, saved, model_dir, Sizes(), str(tmp_path / "save"), 1)
-    other = save_model(tmp_path / "untied", tied=False, vocabulary=97)
-    (said,) = on_megatron(1, refusal, other, Sizes(), str(tmp_path / "save"))
-    assert "weights, and the model" in said
-
-
-def trained_losses(model_dir, folder):
-    with opened(model_dir) as backend:
-        train(backend, range(3), "shared")
-        backend.save(folder).wait()
-        return backend.eval_loss(batch_of(step_rows(3)))[0]
-
-
-def test_weights_alone_can_be_taken_over(model_dir, tmp_path):
-    (expected,) = on_megatron(1, trained_losses, model_dir, tmp_path)
-    first, second = on_megatron(1, weights_of, model_dir, tmp_path)[0]
-    assert first == second == pytest.approx(expected, rel=1e-6)
-
-
-def weights_of(model_dir, folder):
-    """The loss right after loading, and after the optimizer has copied its masters back by a step without a rate."""
-    with opened(model_dir, learning_rate=0.0) as backend:
-        backend.load(folder, weights_only=True)
-        first = backend.eval_loss(batch_of(step_rows(3)))[0]
-        train(backend, range(1), "shared")
-        return first, backend.eval_loss(batch_of(step_rows(3)))[0]
 
 
 def spoiled(model_dir, sizes):
@@ -172,7 +102,9 @@ def asked(model_dir, settings):
         ({"optimizer": "lion"}, "there is no such optimizer"),
         ({"optimizer_config_kwargs": {"lr": 1.0}}, "is decided by optimizer_config"),
         ({"optimizer_config_kwargs": {"use_distributed_optimizer": False}}, "is always true"),
+        ({"optimizer_config_kwargs": {"optimizer_cpu_offload": True}}, "is not built"),
         ({"optimizer_config_kwargs": {"adam_beta": 1.0}}, "Megatron has no such key"),
+        ({"optimizer_config_kwargs": {"main_params_dtype": "half"}}, "can only be fp32"),
         ({"transformer_config_kwargs": {"num_layer": 1}}, "no such field"),
         ({}, "does not generate text"),
     ],
@@ -219,6 +151,24 @@ def test_recomputed_layers_change_no_number(model_dir, reference):
     (result,) = run(model_dir, Sizes(), ranks=1, transformer_config_kwargs=kwargs)
     assert result["losses"] == pytest.approx(reference[0][:3], rel=1e-5)
     assert result["norms"] == pytest.approx(reference[1][:3], rel=1e-5)
+
+
+def warned(sizes):
+    """What is said of the cost of rows, here and as if there were a GPU without Transformer Engine."""
+    from burnish.backends.megatron.spec import cost_without_engine
+
+    here = cost_without_engine(sizes)
+    with patch.object(torch.cuda, "is_available", lambda: True):
+        return here, cost_without_engine(sizes)
+
+
+def test_a_gpu_without_transformer_engine_is_warned_of():
+    ((here, alone),) = on_megatron(1, warned, Sizes())
+    ((_, shared),) = on_megatron(1, warned, Sizes(context=2))
+    assert here == ""
+    assert "one call a segment" in alone
+    assert "keys and values of whole rows" not in alone
+    assert "keys and values of whole rows" in shared
 
 
 DROPPING = {"transformer_config_kwargs": {"hidden_dropout": 0.2}}

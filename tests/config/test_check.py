@@ -93,9 +93,19 @@ def test_rules_between_keys(words, key, said):
             "tensor 2 * pipeline 2 * context 2 does not divide 4 processes",
         ),
         (
+            ("megatron_config.pipeline_model_parallel_size=3",),
+            "megatron_config.pipeline_model_parallel_size",
+            "tensor 1 * pipeline 3 * context 1 does not divide 4 processes",
+        ),
+        (
             ("megatron_config.expert_model_parallel_size=3",),
             "megatron_config.expert_model_parallel_size",
-            "does not divide the 4 processes of a pipeline stage",
+            "times tensor 1 * pipeline 1 does not divide 4 processes",
+        ),
+        (
+            ("megatron_config.expert_model_parallel_size=4", "megatron_config.tensor_model_parallel_size=2"),
+            "megatron_config.expert_model_parallel_size",
+            "times tensor 2 * pipeline 1 does not divide 4 processes",
         ),
         (
             ("megatron_config.tensor_model_parallel_size=4", "megatron_config.sequence_parallel_size=2"),
@@ -114,21 +124,59 @@ def test_megatron_sizes_have_to_fit(words, key, said):
     assert any(problem.key == key and said in problem.message for problem in found)
 
 
-@pytest.mark.parametrize(
-    "word", ["model.lora.rank=8", "model.router_aux_loss_coef=0.01", "eval_generate.prompts=[hello]"]
-)
+@pytest.mark.parametrize("word", ["model.lora.rank=8", "model.router_aux_loss_coef=0.01", "model.attention=sdpa"])
 def test_what_megatron_has_not_is_refused_by_name(word):
     found = find_problems(load(*_MEGATRON, word), environment={})
     key = word.partition("=")[0]
     assert any(problem.key == key and "is not built for strategy=megatron" in problem.message for problem in found)
 
 
-def test_megatron_sizes_that_fit_break_no_rule():
-    words = (
-        "megatron_config.tensor_model_parallel_size=2",
-        "megatron_config.sequence_parallel_size=2",
-        "megatron_config.pipeline_model_parallel_size=2",
+@pytest.mark.parametrize(
+    ("strategy", "word"),
+    [
+        ("megatron", "fsdp_config.cpu_offload=true"),
+        ("megatron", "fsdp_config.mixed_precision.reduce_dtype=bfloat16"),
+        ("fsdp", "megatron_config.tensor_model_parallel_size=2"),
+        ("fsdp", "megatron_config.cpu=true"),
+        ("fsdp", "megatron_config.transformer_config_kwargs={fp8: hybrid}"),
+    ],
+)
+def test_what_is_of_the_other_strategy_is_not_ignored(strategy, word):
+    (problem,) = find_problems(load(f"strategy={strategy}", word), environment={})
+    assert problem.key == word.partition("=")[0]
+    assert problem.message == f"has no effect on strategy={strategy}"
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("tensor_model_parallel_size: 4", "is decided by megatron_config.tensor_model_parallel_size"),
+        ("bf16: false", "is decided by model.dtype"),
+        ("calculate_per_token_loss: false", "is always true"),
+    ],
+)
+def test_a_field_that_another_key_decides_is_refused(field, said):
+    (problem,) = find_problems(
+        load(*_MEGATRON, f"megatron_config.transformer_config_kwargs={{{field}}}"), environment={}
     )
+    assert problem.key == f"megatron_config.transformer_config_kwargs.{field.partition(':')[0]}"
+    assert said in problem.message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("megatron_config.virtual_pipeline_model_parallel_size=1", "fsdp_config.cpu_offload=false"),
+        (
+            "megatron_config.tensor_model_parallel_size=2",
+            "megatron_config.sequence_parallel_size=2",
+            "megatron_config.pipeline_model_parallel_size=2",
+        ),
+        ("megatron_config.pipeline_model_parallel_size=2", "megatron_config.expert_model_parallel_size=2"),
+    ],
+)
+def test_megatron_sizes_that_fit_break_no_rule(words):
     assert broken(*_MEGATRON, *words) == {}
 
 

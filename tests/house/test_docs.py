@@ -1,5 +1,8 @@
 """The documentation is generated, whole and current; the examples are right."""
 
+import os
+import subprocess
+
 import pytest
 
 from burnish import errors
@@ -11,6 +14,7 @@ from tests.house.source import ROOT
 
 _DATA = ("facts.yaml",)
 """Files under examples/ that are no RUN.yaml."""
+_SCRIPTS = sorted((ROOT / "examples").rglob("*.sh"))
 _EXAMPLES = [file for file in sorted((ROOT / "examples").rglob("*.y*ml")) if file.name not in _DATA]
 
 
@@ -42,5 +46,20 @@ def test_every_example_is_right(file):
     assert find_problems(load_config(file), environment={}) == []
 
 
+@pytest.mark.parametrize("file", _SCRIPTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_script_starts_a_run_that_is_right_and_can_be_overridden(file, tmp_path):
+    shown = tmp_path / "burnish"
+    shown.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
+    shown.chmod(0o755)
+    paths = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    said = subprocess.run(["bash", file, "num_steps=20", "batch_size=8"], env=paths, capture_output=True, check=True)
+    command, *words, _ = said.stdout.decode().split("\0")
+    config = load_config(None, words)
+    assert command == "train"
+    assert find_problems(config, environment={}) == []
+    assert (config.num_steps, config.batch_size) == (20, 8)
+
+
 def test_there_are_examples():
     assert _EXAMPLES
+    assert _SCRIPTS

@@ -32,6 +32,7 @@ from burnish.backends.megatron.loss import VocabularyPart, target_loss
 from burnish.backends.megatron.model import build_model, start, stop
 from burnish.backends.megatron.optimizer import AdamOptimizer, wrap
 from burnish.backends.megatron.sizes import Sizes
+from burnish.backends.megatron.spec import cost_without_engine
 from burnish.backends.megatron.tensor_files import begin_save, load_in_place
 from burnish.backends.megatron.thd import StageInputs, stage_inputs
 from burnish.backends.megatron.weights import export_weights, load_weights
@@ -40,9 +41,12 @@ from burnish.backends.tensors import DTYPES, memory_peak_gib
 from burnish.data.batch import Batch, MicroBatch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError
+from burnish.log import get_logger
 from burnish.models.flops import peak_flops
 from burnish.models.load import blank_model, export_configs, read_config, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, Objective
+
+log = get_logger(__name__)
 
 _RECIPE, _WHOLE = Recipe(), Sizes()
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -103,6 +107,8 @@ class MegatronBackend:
             self._save_group = dist.new_group(backend="gloo")
             start(ranks, sizes, seed=seed)
             undo.callback(self.close)
+            if warning := cost_without_engine(sizes) if ranks.rank == 0 else "":
+                log.warning("%s", warning)
             self._models = build_model(self._hf_config, sizes=sizes, dtype=self._dtype, extra=transformer_config_kwargs)
             load_weights(self._models, Path(model_path), hf_config=self._hf_config, sizes=sizes)
             for model in self._models:

@@ -88,7 +88,8 @@ def install() -> None:
     from megatron.core.transformer.moe import token_dispatcher
     from torch import _dynamo
 
-    log.warning("megatron_config.cpu: Megatron Core runs on a stand-in for a GPU: to test with, not to train with")
+    # Not a warning: each rank would give it.
+    log.info("megatron_config.cpu: Megatron Core runs on a stand-in for a GPU: to test with, not to train with")
     _dynamo.config.disable = True  # compiled fusions cost minutes here and gain nothing
     for name, function in _replacements().items():
         setattr(torch.cuda, name, function)

@@ -3,6 +3,7 @@
 Its rule: the same numbers as ``transformers``, or a refusal (:mod:`burnish.backends.megatron.sizes`).
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -14,7 +15,7 @@ from megatron.core.transformer import TransformerConfig
 from torch import Tensor
 from torch.nn.functional import silu
 
-from burnish.backends.comm import Ranks
+from burnish.backends.comm import Ranks, claim
 from burnish.backends.megatron.sizes import Sizes, has_experts, size_problems, window_of
 from burnish.backends.megatron.spec import block_spec, has_transformer_engine
 from burnish.errors import ConfigError, Problem
@@ -25,8 +26,10 @@ KWARGS = "megatron_config.transformer_config_kwargs"
 
 def start(ranks: Ranks, sizes: Sizes, *, seed: int) -> None:
     """Give this rank its groups and its random numbers. Once a process, after its group was joined."""
-    if ranks.device.type == "cuda":
-        torch.cuda.set_device(ranks.device)
+    if sizes.tensor > 1:
+        # Megatron counts on a GPU to begin in the order of the calls: messages before the matrices beside them.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    claim(ranks.device)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tensor,
         pipeline_model_parallel_size=sizes.pipeline,

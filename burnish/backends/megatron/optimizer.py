@@ -4,29 +4,19 @@ Its rule: it is always the distributed one, so that float32 masters and moments 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
-from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from torch import nn
 
+from burnish.backends.megatron.pieces import Held
 from burnish.backends.optimizer import Recipe
 from burnish.errors import ConfigError, Problem
 
-METADATA = {
-    "distrib_optim_sharding_type": "fully_reshardable",
-    "distrib_optim_fully_reshardable_mem_efficient": False,
-    "non_homogeneous_layers": True,
-    "singleton_local_shards": False,
-}
-"""How Megatron describes what a rank holds: each layer under a name of its own, and of moments whole tensors."""
+KWARGS = "megatron_config.optimizer_config_kwargs"
 _OWN = ("lr", "adam_beta1", "adam_beta2", "adam_eps", "weight_decay", "clip_grad", "optimizer", "bf16", "fp16")
 """Keys of Megatron's OptimizerConfig that Burnish has keys of its own for, or decides."""
 
@@ -64,22 +54,7 @@ class AdamOptimizer:
         if recipe.optimizer != "adamw":
             problem = Problem("optimizer_config.name", recipe.optimizer, "there is no such optimizer", "write adamw")
             raise ConfigError([problem])
-        _require_free(extra)
-        settings = OptimizerConfig(
-            **{
-                "optimizer": "adam",
-                "lr": 0.0,
-                "adam_beta1": recipe.adam_betas[0],
-                "adam_beta2": recipe.adam_betas[1],
-                "adam_eps": recipe.eps,
-                "weight_decay": recipe.weight_decay,
-                "clip_grad": recipe.max_grad_norm or 0.0,
-                "bf16": dtype == torch.bfloat16,
-                "params_dtype": dtype,
-                "use_distributed_optimizer": True,
-                **extra,
-            }
-        )
+        settings = _settings(recipe, dtype, extra)
         self._max_grad_norm = recipe.max_grad_norm
         self._all: ChainedOptimizer = get_megatron_optimizer(settings, list(models))
         for group in self._all.param_groups:
@@ -133,63 +108,56 @@ class AdamOptimizer:
         """Make the float32 masters equal to the models' weights, which were changed."""
         self._all.reload_model_params()
 
-    def sharded_states(self, weights: Mapping[int, Any], *, is_loading: bool) -> list[dict[int, dict[str, Any]]]:
-        """For each part, by number, the master and the moments of each weight in Megatron's sharded form.
+    def held(self) -> list[Held]:
+        """What this rank updates, of each parameter of which it updates something."""
+        return [
+            Held(parameter, place.start, place.end, part._get_main_param_and_optimizer_states(parameter))
+            for part in self.parts
+            for parameter in part.model_param_group_index_map
+            for place in (part._get_model_param_range_map(parameter)["param"],)
+        ]
 
-        Args:
-            weights: the models' own, sharded; their data are the parameters.
-            is_loading: whether they are to be filled; else they are gathered from the ranks that hold a piece each.
-        """
-        shards, _ = extract_sharded_tensors_and_factories(weights)
-        of_parameter = {shard.data: shard for shard in nested_values(shards)}
-        return [_whole_states(part, of_parameter, is_loading=is_loading) for part in self.parts]
-
-    def restore(self, states: Sequence[Mapping[int, Mapping[str, torch.Tensor]]], *, num_steps: int) -> None:
-        """Take over whole masters and moments, in the order of :meth:`sharded_states`."""
-        for part, state in zip(self.parts, states, strict=True):
-            for own in part.optimizer.state.values():
-                own.pop("step", None)  # Megatron would look for it in ``state``
-            part.load_parameter_state_from_fully_reshardable(state)
+    @torch.no_grad()
+    def restore(self, held: Sequence[Held], *, num_steps: int) -> None:
+        """Take over masters and moments, in the order of :meth:`held`, whose tensors were filled."""
+        of_parameter = {one.parameter: one.state for one in held}
+        for part in self.parts:
+            for parameter in part.model_param_group_index_map:
+                part._set_main_param_and_optimizer_states(parameter, of_parameter[parameter])
         self.num_steps = num_steps
 
 
-def _whole_states(part: Any, of_parameter: Mapping[Any, Any], *, is_loading: bool) -> dict[int, dict[str, Any]]:
-    """As Megatron's ``sharded_param_state_fully_reshardable``, which mixes up parameters if a bucket ends in padding.
-
-    It looks for them where they lie in the buffer; what is gathered has no padding between the buckets.
-    """
-    gathered = part.get_parameter_state_dp_zero(use_gloo_comm=False, empty_data=is_loading, return_on_all_ranks=True)
-    states: list[dict[str, Any]] = []
-    for number, buffer in enumerate(part.buffers):
-        (wholes,) = gathered[number].values()
-        sizes = accumulate((bucket.numel_unpadded for bucket in buffer.buckets), initial=0)
-        shifts = [begin - bucket.offset for begin, bucket in zip(sizes, buffer.buckets, strict=False)]
-        for parameter, (start, stop, bucket) in buffer.param_index_map.items():
-            place = slice(start + shifts[bucket], stop + shifts[bucket])
-            states.append(
-                {
-                    kind: _named_as(of_parameter[parameter], kind, wholes[kind][place].view(parameter.shape))
-                    for kind in ("param", "exp_avg", "exp_avg_sq")
-                }
-            )
-    return dict(enumerate(states))
-
-
-def _named_as(shard: Any, kind: str, data: torch.Tensor) -> Any:
-    """``data``, of the shape of a weight, in the place of the weight's ``shard`` and under a name of its own."""
-    # A factory makes shards of its parts, and has no format.
-    dtype = {} if isinstance(shard, ShardedTensorFactory) else {"dtype": data.dtype}
-    return replace(shard, key=f"optimizer.state.{kind}.{shard.key}", data=data, **dtype)
+def _settings(recipe: Recipe, dtype: torch.dtype, extra: Mapping[str, Any]) -> OptimizerConfig:
+    _require_free(extra)
+    own = {
+        "optimizer": "adam",
+        "lr": 0.0,
+        "adam_beta1": recipe.adam_betas[0],
+        "adam_beta2": recipe.adam_betas[1],
+        "adam_eps": recipe.eps,
+        "weight_decay": recipe.weight_decay,
+        "clip_grad": recipe.max_grad_norm or 0.0,
+        "bf16": dtype == torch.bfloat16,
+        "params_dtype": dtype,
+        "use_distributed_optimizer": True,
+    }
+    try:
+        return OptimizerConfig(**{**own, **extra})
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError([Problem(KWARGS, dict(extra), str(error), "give what Megatron Core accepts here")]) from error
 
 
 def _require_free(extra: Mapping[str, Any]) -> None:
-    key = "megatron_config.optimizer_config_kwargs"
-    for name, value in extra.items():
-        if name in _OWN:
-            raise ConfigError(
-                [Problem(f"{key}.{name}", value, "is decided by optimizer_config and model.dtype", "use those")]
-            )
-        if name == "use_distributed_optimizer":
-            raise ConfigError([Problem(f"{key}.{name}", value, "is always true", "leave it out")])
-        if name not in OptimizerConfig.__dataclass_fields__:
-            raise ConfigError([Problem(f"{key}.{name}", value, "Megatron has no such key", "see its OptimizerConfig")])
+    decided = {
+        **dict.fromkeys(_OWN, ("is decided by optimizer_config and model.dtype", "use those")),
+        "use_distributed_optimizer": ("is always true", "leave it out"),
+        "optimizer_cpu_offload": ("is not built: checkpoints would lack what is kept on the CPU", "leave it out"),
+    }
+    unknown = ("Megatron has no such key", "see its OptimizerConfig")
+    problems = [
+        Problem(f"{KWARGS}.{name}", value, *decided.get(name, unknown))
+        for name, value in extra.items()
+        if name in decided or name not in OptimizerConfig.__dataclass_fields__
+    ]
+    if problems:
+        raise ConfigError(problems)

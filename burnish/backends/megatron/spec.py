@@ -16,6 +16,8 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from burnish.backends.megatron.sizes import Sizes
+
 
 def has_transformer_engine() -> bool:
     """Whether layers are made of Transformer Engine's parts."""
@@ -26,6 +28,14 @@ def has_transformer_engine() -> bool:
     except ImportError:
         return False
     return True
+
+
+def cost_without_engine(sizes: Sizes) -> str:
+    """What rows cost on a GPU without Transformer Engine, to be said in the log; empty with it, and without a GPU."""
+    if not torch.cuda.is_available() or has_transformer_engine():
+        return ""
+    shared = ", and ranks that share rows hold the keys and values of whole rows" if sizes.context > 1 else ""
+    return f"without Transformer Engine attention is one call a segment{shared}: long rows and many segments cost time"
 
 
 def block_spec(config: Any, *, part: int | None) -> Any:

@@ -1,11 +1,12 @@
 """Megatron's sharded tensors become files of a folder and come back on ranks that are cut otherwise.
 
-They are its own (``dist_checkpointing``, type ``fully_reshardable``), under the names of the whole model. Only tensors
-are written, by PyTorch DCP, so that there is no common file to unpickle.
+Tensors of the whole model, under Megatron's names: of weights and of what the optimizer keeps for them, each rank writes
+and reads the parts that it holds, and no rank gathers more. Only tensors are written, by PyTorch DCP, so that there is no
+common file to unpickle.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories, is_main_replica
 from megatron.core.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -24,13 +26,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.tensor_files import DcpSave, TensorReader, cause_of
-from burnish.backends.megatron.optimizer import METADATA, AdamOptimizer
+from burnish.backends.megatron.optimizer import AdamOptimizer
+from burnish.backends.megatron.pieces import OPTIMIZER, Held, pieces_of
 from burnish.backends.tensors import MEGATRON_MARK, require_written_by
 from burnish.errors import CheckpointError
 
-_OPTIMIZER = "optimizer."
-"""What the names of its tensors begin with, and no weight's."""
-_NUM_STEPS = f"{_OPTIMIZER}num_steps"
+_NAMING = {"non_homogeneous_layers": True, "singleton_local_shards": True}
+"""To Megatron: each layer and each expert under a name of its own."""
+_NUM_STEPS = f"{OPTIMIZER}num_steps"
 _SAME_MODEL = "resume with the model it was made with"
 
 
@@ -48,15 +51,12 @@ def begin_save(
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = _weights(models)
-    # Gathered from all ranks that hold a part, and so a copy already.
-    moments = optimizer.sharded_states(weights, is_loading=False)
-    shards = _shards(weights)
+    moments = _pieces(optimizer.held(), weights)
+    # A copy of the same on the ranks of another dimension may be cut otherwise: one of them writes.
+    shards = [*_shards(weights), *(piece for piece in moments if not any(piece.replica_id[:-1]))]
     for shard in shards:
         shard.data = shard.data.detach().to("cpu", copy=True)
-    tensors = {
-        **_by_name([*shards, *_shards(moments)], vocabulary),
-        _NUM_STEPS: torch.tensor(float(optimizer.num_steps)),
-    }
+    tensors = {**_by_name(shards, vocabulary), _NUM_STEPS: torch.tensor(float(optimizer.num_steps))}
     if dist.get_rank() == 0:
         (folder / MEGATRON_MARK).write_text(json.dumps({"strategy": "megatron"}) + "\n", encoding="utf-8")
     writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -87,28 +87,25 @@ def load_in_place(
     require_written_by("megatron", folder=folder)
     reader = TensorReader(folder)
     weights = _weights(models)
-    moments = None if weights_only else optimizer.sharded_states(weights, is_loading=True)
+    held = [] if weights_only else optimizer.held()
+    moments = _pieces(held, weights)
     number = torch.tensor(0.0)
     shards = _shards(weights)
     _require_whole(folder, reader, shards, ranks)
-    tensors = _by_name(shards, vocabulary)
-    if moments is not None:
-        # Before factories take their place: what they make are views of these.
-        states = [{n: {k: t.data for k, t in one.items()} for n, one in part.items()} for part in moments]
-        tensors |= {**_by_name(_shards(moments), vocabulary), _NUM_STEPS: number}
+    tensors = _by_name([*shards, *moments], vocabulary) | ({} if weights_only else {_NUM_STEPS: number})
     try:
         load(tensors, storage_reader=reader, process_group=group)
     except (CheckpointException, OSError, RuntimeError, ValueError) as error:
         raise CheckpointError(str(folder), f"does not fit this model: {cause_of(error)}", fix=_SAME_MODEL) from error
-    if moments is not None:
-        optimizer.restore(states, num_steps=int(number))
-    else:
+    if weights_only:
         optimizer.take_weights()
+    else:
+        optimizer.restore(held, num_steps=int(number))
 
 
 def _require_whole(folder: Path, reader: TensorReader, shards: Sequence[ShardedTensor], ranks: Ranks) -> None:
     """That the checkpoint holds a tensor for each of the model's, and no more."""
-    stored = [name for name in reader.read_metadata().state_dict_metadata if not name.startswith(_OPTIMIZER)]
+    stored = [name for name in reader.read_metadata().state_dict_metadata if not name.startswith(OPTIMIZER)]
     # Of the ranks that hold a tensor, or a part of it, one has the part that begins at its origin.
     origins = {s.key for s in shards if is_main_replica(s.replica_id) and not any(s.global_offset)}
     (number,) = ranks.sum([len(origins)])
@@ -118,7 +115,14 @@ def _require_whole(folder: Path, reader: TensorReader, shards: Sequence[ShardedT
 
 
 def _weights(models: Sequence[Any]) -> dict[int, Any]:
-    return {number: model.sharded_state_dict(metadata=dict(METADATA)) for number, model in enumerate(models)}
+    return {number: model.sharded_state_dict(metadata=dict(_NAMING)) for number, model in enumerate(models)}
+
+
+def _pieces(held: Sequence[Held], weights: Mapping[int, Any]) -> list[ShardedTensor]:
+    """What the optimizer keeps for ``held``; factories have made nothing of ``weights`` yet."""
+    found, _ = extract_sharded_tensors_and_factories(dict(weights))
+    whole_of = {shard.data: shard for shard in nested_values(found)}
+    return [piece for one in held for piece in pieces_of(one, whole_of[one.parameter])]
 
 
 def _shards(sharded: Any) -> list[ShardedTensor]:

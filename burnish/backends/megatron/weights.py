@@ -126,10 +126,10 @@ def hf_named(
     """
     for parameter in _exported(models, hf_config=hf_config, sizes=sizes):
         share = tensor_of(parameter.value).contiguous()
-        gathered = share.new_empty((len(parameter.shares) * len(share), *share.shape[1:]))
-        dist.all_gather_into_tensor(gathered, share, group=parameter.group)
+        gathered = [torch.empty_like(share) for _ in parameter.shares]
+        dist.all_gather(gathered, share, group=parameter.group)
         wholes = {name: share.new_empty(shape) for name, shape in parameter.shapes().items()}
-        for part, runs in zip(gathered.chunk(len(parameter.shares)), parameter.shares, strict=True):
+        for part, runs in zip(gathered, parameter.shares, strict=True):
             for run, place in _laid(part, runs):
                 run.of(wholes[run.name]).copy_(place)
         yield from wholes.items()
