@@ -9,8 +9,15 @@ from torch.nn import functional
 from burnish.data.example import Example, Images
 from tests.toys import save_tokenizer
 
-IMAGE, BEGIN, END = 120, 121, 122
-"""Placeholder, and what stands before and after the placeholders of an image."""
+BEGIN, END, IMAGE, VIDEO = 103, 104, 105, 106
+"""What stands before and after the placeholders of an image, these, and those of videos."""
+SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 PATCH, MERGE = 4, 2
 FEATURES = 3 * 2 * PATCH**2
 TEXT = {
@@ -26,7 +33,7 @@ TEXT = {
     "pad_token_id": 2,
 }
 TOWER = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE, "temporal_patch_size": 2}
-TOKENS = {"image_token_id": IMAGE, "video_token_id": 123, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
+TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 GRIDS = {"one": [(1, 4, 6)], "text": [], "two": [(1, 2, 2), (1, 4, 4)], "wide": [(1, 2, 10)]}
 """Images of the rows of :func:`vision_rows`, in patches along time, height and width."""
@@ -50,12 +57,20 @@ def config_of(family, *, tied=False):
 
 def save_vision_model(folder: Path, family: str, *, tied: bool = False, seed: int = 0) -> Path:
     """A model of ``family`` and a tokenizer in ``folder``."""
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoModelForImageTextToText, AutoTokenizer
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(config_of(family, tied=tied), dtype=torch.float32)
     model.save_pretrained(folder)
-    return save_tokenizer(folder)
+    save_tokenizer(folder, template=TEMPLATE)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIALS)})
+    tokenizer.save_pretrained(folder)
+    assert tokenizer.convert_tokens_to_ids(list(SPECIALS)) == [BEGIN, END, IMAGE, VIDEO]
+    sizes = {"patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2}
+    Qwen2VLImageProcessorPil(**sizes, min_pixels=64, max_pixels=1024).save_pretrained(folder)
+    return folder
 
 
 def vision_example(grids, *, num_text, seed):
@@ -63,7 +78,7 @@ def vision_example(grids, *, num_text, seed):
     random = np.random.default_rng(seed)
     ids, mask = [], []
     for grid in [*grids, None]:
-        words = random.integers(3, 119, num_text).tolist()
+        words = random.integers(3, 103, num_text).tolist()
         ids += words
         mask += (random.integers(0, 3, num_text) == 0).tolist()
         if grid:

@@ -152,6 +152,8 @@ def tokenizer_settings(config: SFTConfig, card: ModelCard) -> TokenizerSettings:
         train_on_what=config.train_on_what,
         max_length=config.max_length,
         truncation=config.truncation,
+        image_token_id=card.vision.image_token_id if card.vision else None,
+        image_merge_size=card.vision.merge_size if card.vision else 1,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
 
+from burnish.data.pictures import image_of
 from burnish.data.rows import RawRows
 from burnish.errors import DataError
 
@@ -50,6 +51,8 @@ class DropReason(StrEnum):
     EMPTY_REPLY = "empty_reply"
     """The last assistant turn says nothing."""
     TOO_LONG = "too_long"
+    IMAGE_TOO_LONG = "image_too_long"
+    """An image row longer than ``max_length``; images are never cut."""
     UNPROVEN_SPAN = "unproven_span"
     """Which tokens are the assistant's own could not be proven."""
 
@@ -68,12 +71,14 @@ class Conversation:
     """One row, ready for a chat template."""
 
     messages: tuple[Message, ...]
-    """No value is null; tool call arguments are objects; content is text or absent."""
+    """No value is null; tool call arguments are objects; content is text or absent, or a list of parts with images."""
     tools: tuple[dict[str, Any], ...]
     """Schemas of the tools; empty for none."""
     kind: Kind
     trainable: tuple[int, ...]
     """Which messages may be targets: assistant turns, but for those whose ``train`` is false."""
+    images: tuple[Any, ...] = ()
+    """In the order of the parts ``{type: image}`` of the messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,8 @@ class ChatReader:
             return Dropped(reason, f"train is false in all assistant turns of {roles}" if silent else f"roles {roles}")
         if not says_something(found[trainable[-1]]):
             return Dropped(DropReason.EMPTY_REPLY, "the last assistant turn is empty")
-        return Conversation(tuple(found), self._tools(row.get(self.tools_key)), self.kind, trainable)
+        images = _take_images(found, row)
+        return Conversation(tuple(found), self._tools(row.get(self.tools_key)), self.kind, trainable, images)
 
     def _chat(self, row: dict[str, Any]) -> list[Message] | Dropped:
         messages = _messages(row.get(self.messages_key), self.messages_key)
@@ -266,25 +272,57 @@ def _pop_train(message: Message, where: str) -> bool:
     return all(flags.values())
 
 
-def _content(content: Any, where: str) -> str:
+def text_of(content: Any) -> str:
+    """The text of a message's content: all of it, or that of its parts."""
+    parts = content if isinstance(content, list) else []
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in parts)
+
+
+def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         fix = "store text; an object as its JSON text"
         raise DataError(where, f"content is {type(content).__name__}, not text: {content!r:.80}", fix=fix)
-    return "".join(_part(part, where) for part in content)
+    parts = [_part(part, where) for part in content]
+    return parts if any(part["type"] == "image" for part in parts) else text_of(parts)
 
 
-def _part(part: Any, where: str) -> str:
+def _part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, str):
-        return part
-    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-    if kind == "text" and isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    fix = "give text parts only, {type: text, text: ...}"
-    if kind in ("image", "image_url", "video", "audio"):
-        raise DataError(where, f"a content part of type {kind}: online rows with images are not built yet", fix=fix)
-    raise DataError(where, f"a content part that is not text: {part!r:.80}", fix=fix)
+        return {"type": "text", "text": part}
+    kind = part.get("type") or ("image" if "image" in part else "text") if isinstance(part, dict) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind in ("image", "image_url"):
+        return {"type": "image", "image": image_of(part)}
+    fix = "give parts {type: text, text: ...} and {type: image, image: ...}"
+    raise DataError(where, f"a content part that is neither text nor an image: {part!r:.80}", fix=fix)
+
+
+def _take_images(messages: list[Message], row: dict[str, Any]) -> tuple[Any, ...]:
+    """The images of all ``messages``, whose parts only say then that there is one; some may be in the row's own columns."""
+    given = row.get("images") if not is_missing(row.get("images")) else row.get("image")
+    apart = iter(given if isinstance(given, list) else [] if is_missing(given) else [given])
+    images = []
+    for number, message in enumerate(messages):
+        parts = message.get("content")
+        if not isinstance(parts, list):
+            continue
+        if message["role"] == "assistant":
+            fix = "put images into the turns of the user, a tool or the system"
+            raise DataError(f"message {number}", "an assistant turn with an image", fix=fix)
+        for part in parts:
+            if part["type"] == "image":
+                image = part.pop("image")
+                images.append(next(apart, None) if image is None else image)
+                if images[-1] is None:
+                    fix = "store it in the part as image, path, bytes or base64, or in order in the column images"
+                    raise DataError(f"message {number}", "a part {type: image} without an image", fix=fix)
+    if (left := len(list(apart))) and (images or isinstance(given, list)):
+        fix = "give each a part {type: image} in its message"
+        raise DataError("images", f"{left} more images than parts of messages that ask for one", fix=fix)
+    return tuple(images)
 
 
 def _tool_calls(given: Any, where: str) -> list[dict[str, Any]]:

@@ -11,12 +11,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from burnish.config.choices import TrainOnWhat, Truncation
 from burnish.data.chat import Conversation, Dropped, DropReason, says_something
 from burnish.data.encoder import Encoder, Ids
-from burnish.data.example import Example, IntArray
+from burnish.data.example import Example, Images, IntArray
 from burnish.data.frames import UnprovenError
 from burnish.data.mask import TokenMasker
+from burnish.data.pictures import ImageReader
 from burnish.data.template import TEMPLATE_FAULTS, MarkedTemplate, Span
 from burnish.data.turns import TurnFinder
 from burnish.errors import DataError
@@ -41,6 +44,10 @@ class TokenizerSettings:
     train_on_what: TrainOnWhat = TrainOnWhat.LAST_ASSISTANT_MESSAGE
     max_length: int | None = None
     truncation: Truncation = Truncation.RIGHT
+    image_token_id: int | None = None
+    """Placeholder of a model that takes images."""
+    image_merge_size: int = 1
+    """Patches along each side that one placeholder stands for."""
 
     def load(self) -> "ConversationTokenizer":
         """The tokenizer of these settings."""
@@ -77,10 +84,25 @@ class ConversationTokenizer:
         """Made when a row needs it: a store that the cache has needs none."""
         return TokenMasker(self._tokenizer, self._encoder)
 
+    @cached_property
+    def _images(self) -> ImageReader:
+        """Made when a row has an image."""
+        return ImageReader(self._settings.model_path, trust_remote_code=self._settings.trust_remote_code)
+
     @property
     def tokenizer_hash(self) -> str:
         """Of all in the tokenizer that decides ids."""
         return _digest([self._tokenizer.backend_tokenizer.to_str(), self._tokenizer.special_tokens_map])
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether its rows may have images."""
+        return self._settings.image_token_id is not None
+
+    @property
+    def image_description(self) -> str:
+        """Of all that decides the patches of an image; empty where there are none."""
+        return self._images.description if self.takes_images else ""
 
     @property
     def template_hash(self) -> str:
@@ -116,7 +138,10 @@ class ConversationTokenizer:
         found = [self._find(conversation) for conversation in conversations]
         texts = [each[0] for each in found if not isinstance(each, Dropped)]
         ids = iter(self._encoder.encode(texts))
-        return [each if isinstance(each, Dropped) else self._example(*each, next(ids)) for each in found]
+        return [
+            each if isinstance(each, Dropped) else self._example(*each, next(ids), conversation.images)
+            for each, conversation in zip(found, conversations, strict=True)
+        ]
 
     def try_fast_engine(self, conversations: Sequence[Conversation]) -> bool:
         """Encode with gigatoken from here on, where it gives the same ids for ``conversations``."""
@@ -146,11 +171,16 @@ class ConversationTokenizer:
             self._verify(text, conversation, finder)
         return text, spans
 
-    def _example(self, text: str, spans: Sequence[Span], ids: Ids) -> Example | Dropped:
+    def _example(self, text: str, spans: Sequence[Span], ids: Ids, given: Sequence[Any] = ()) -> Example | Dropped:
         try:
             mask = self._masker.mask(text, spans, ids)
         except UnprovenError as reason:
             return Dropped(DropReason.UNPROVEN_SPAN, str(reason))
+        images = self._read_images(ids, given)
+        if images:
+            mask, ids = self._spread(mask, images, ids), self._spread(ids, images)
+            if self._settings.max_length is not None and len(ids) > self._settings.max_length:
+                return Dropped(DropReason.IMAGE_TOO_LONG, f"{len(ids)} tokens")
         length, max_length, truncation = len(mask), self._settings.max_length, self._settings.truncation
         if max_length is not None and length > max_length:
             if truncation == Truncation.ERROR:
@@ -158,10 +188,32 @@ class ConversationTokenizer:
                 raise DataError(f"max_length={max_length}", f"the row has {length} tokens", fix=fix)
             if truncation == Truncation.DROP:
                 return Dropped(DropReason.TOO_LONG, f"{length} tokens")
-        example = Example(ids[:max_length], mask[:max_length])
+        example = Example(ids[:max_length], mask[:max_length], images)
         if not example.loss_mask[1:].any():
             return Dropped(DropReason.NO_TARGET, f"{length} tokens, no target in the first {len(example.input_ids)}")
         return example
+
+    def _read_images(self, ids: Ids, given: Sequence[Any]) -> Images | None:
+        """Those of a row with ``ids``, which has one placeholder for each.
+
+        Raises:
+            DataError: it has more or fewer placeholders, or one cannot be read.
+        """
+        placeholder = self._settings.image_token_id
+        if given and placeholder is None:
+            raise DataError("messages", "an image, and the model takes none", fix="name a vision-language model")
+        count = int(np.count_nonzero(ids == placeholder)) if placeholder is not None else 0
+        if count != len(given):
+            problem = f"{len(given)} images, and {count} placeholder tokens in the rendered text"
+            raise DataError("messages", problem, fix="use the model's own chat template, and no placeholder in a text")
+        return self._images.read(given) if given else None
+
+    def _spread(self, values: Any, images: Images, ids: Ids | None = None) -> Any:
+        """``values`` of the tokens ``ids``, by default themselves, with each placeholder as often as its image has tokens."""
+        repeats = np.ones(len(values), np.int64)
+        tokens = images.grid_thw.prod(1) // self._settings.image_merge_size**2
+        repeats[(values if ids is None else ids) == self._settings.image_token_id] = tokens
+        return np.repeat(values, repeats)
 
     def _verify(self, text: str, conversation: Conversation, finder: TurnFinder) -> None:
         messages, tools = finder.prepare(conversation.messages), list(conversation.tools) or None

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from burnish.data.chat import REASONING_KEYS, Conversation, Message
+from burnish.data.chat import REASONING_KEYS, Conversation, Message, text_of
 from burnish.data.frames import (
     CALL,
     REPLIES,
@@ -165,6 +165,8 @@ class TurnFinder:
     def _look(self, value: Any) -> Hashable:
         if isinstance(value, str):
             return (not value or value.isspace(), *(word in value for word in self._template.sought))
+        if isinstance(value, list) and value and "type" in value[0]:
+            return tuple((part["type"], self._look(part.get("text"))) for part in value)
         return len(value) if isinstance(value, (list, dict)) else value
 
     def _probe(self, with_tools: bool) -> Probe:
@@ -199,7 +201,7 @@ class _Form:
     def of(self, message: Message) -> Message:
         """A new dict."""
         message = {"role": message["role"], "content": "", **message} if self.no_content_as_empty else dict(message)
-        if self.content_as_parts and "content" in message:
+        if self.content_as_parts and isinstance(message.get("content"), str):
             message["content"] = [{"type": "text", "text": message["content"]}]
         if self.arguments_as_text and "tool_calls" in message:
             message["tool_calls"] = [_call_as_text(call) for call in message["tool_calls"]]
@@ -217,18 +219,26 @@ def _with_words(messages: Sequence[Message]) -> list[Message]:
     worded = [dict(message) for message in messages]
     for number, message in enumerate(worded):
         for key in ("content", *REASONING_KEYS):
-            text = message.get(key)
-            if isinstance(text, str) and text.strip():
-                word = f"qz{number:06d}{'c' if key == 'content' else 'r'}zq"
-                message[key] = text[: len(text) // 2] + word + text[len(text) // 2 :]
+            word = f"qz{number:06d}{'c' if key == 'content' else 'r'}zq"
+            if isinstance(message.get(key), list):
+                message[key] = [_with_word(part, "text", word) for part in message[key]]
+            else:
+                message |= _with_word(message, key, word)
     return worded
+
+
+def _with_word(holder: Mapping[str, Any], key: str, word: str) -> dict[str, Any]:
+    text = holder.get(key)
+    if not isinstance(text, str) or not text.strip():
+        return dict(holder)
+    return {**holder, key: text[: len(text) // 2] + word + text[len(text) // 2 :]}
 
 
 def _left_out(rendered: Rendered, messages: Sequence[Message]) -> list[int]:
     """Messages to the assistant whose content does not come out of ``_with_words``."""
     written = {int(number) for number in re.findall(r"(?i)qz(\d{6})czq", rendered.text)}
     asked = [i for i, message in enumerate(messages) if message["role"] != "assistant"]
-    return [i for i in asked if i not in written and messages[i].get("content", "").strip()]
+    return [i for i in asked if i not in written and text_of(messages[i].get("content", "")).strip()]
 
 
 def _misplaced_word(rendered: Rendered, turns: Sequence[int]) -> str:

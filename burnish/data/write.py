@@ -26,6 +26,7 @@ import pyarrow as pa
 from burnish.data.chat import ChatReader, Conversation, Dropped, chat_reader
 from burnish.data.encoder import fast_engine_installed
 from burnish.data.example import Example
+from burnish.data.images import IMAGE_COLUMNS, IMAGE_TYPES, ImageRow, nested_column
 from burnish.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, write_manifest
 from burnish.data.pool import GUARD, map_in_processes, refuse_in_pool
 from burnish.data.rows import RawRows, open_rows
@@ -40,7 +41,7 @@ log = get_logger(__name__)
 
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8())), ("raw_row", pa.int64())])
 """``raw_row`` is the number of the row in the dataset that it was made from."""
-RECIPE_VERSION = 2
+RECIPE_VERSION = 3
 """Raised when the same rows and settings give other bytes than before."""
 BATCH_ROWS = 256
 """Rows encoded together, and written as one record batch."""
@@ -173,7 +174,8 @@ class ShardWriter:
         dropped: Counter[str] = Counter()
         examples: dict[str, str] = {}
         rows = tokens = targets = 0
-        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
+        schema = _schema(self.tokenizer.takes_images)
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
             for first in range(start, stop, BATCH_ROWS):
                 kept, raw_rows = [], []
                 numbers = range(first, min(first + BATCH_ROWS, stop))
@@ -186,7 +188,7 @@ class ShardWriter:
                         kept.append(result)
                         raw_rows.append(number)
                 if kept:
-                    writer.write_batch(_record_batch(kept, raw_rows))
+                    writer.write_batch(_record_batch(kept, raw_rows, schema=schema))
                 rows += len(kept)
                 tokens += sum(len(example.input_ids) for example in kept)
                 targets += sum(int(example.loss_mask[1:].sum()) for example in kept)
@@ -255,6 +257,7 @@ class TokenizeJob:
             "reader": asdict(self._reader),
             "tokenizer": tokenizer.tokenizer_hash,
             "template": tokenizer.template_hash,
+            "images": tokenizer.image_description,
             "targets": [settings.train_on_what, settings.max_length, settings.truncation],
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -341,11 +344,21 @@ def _work(task: Task) -> Shard:
     return _writers[0].write(task)
 
 
-def _record_batch(examples: Sequence[Example], raw_rows: Sequence[int]) -> pa.RecordBatch:
+def _schema(with_images: bool) -> pa.Schema:
+    fields = [pa.field(name, kind) for name, kind in IMAGE_TYPES.items()] if with_images else []
+    return pa.schema([*SCHEMA, *fields])
+
+
+def _record_batch(examples: Sequence[Example], raw_rows: Sequence[int], *, schema: pa.Schema) -> pa.RecordBatch:
     offsets = np.cumsum([0, *(len(example.input_ids) for example in examples)], dtype=np.int32)
     columns = (
         np.concatenate([example.input_ids for example in examples]),
         np.concatenate([example.loss_mask for example in examples]),
     )
-    lists = [pa.ListArray.from_arrays(offsets, pa.array(column)) for column in columns]
-    return pa.record_batch([*lists, pa.array(raw_rows, pa.int64())], schema=SCHEMA)
+    arrays = [pa.ListArray.from_arrays(offsets, pa.array(column)) for column in columns]
+    arrays.append(pa.array(raw_rows, pa.int64()))
+    if len(schema) > len(arrays):
+        found = [(number, example.images) for number, example in enumerate(examples)]
+        rows = [ImageRow(n, images.pixel_values, images.grid_thw) for n, images in found if images]
+        arrays += [nested_column(rows, name=name, num_rows=len(examples)) for name in IMAGE_COLUMNS]
+    return pa.record_batch(arrays, schema=schema)

@@ -4,6 +4,7 @@ Its rule: what would fail in the export is found, or mended, when the model is r
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ log = get_logger(__name__)
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Generation settings that mean nothing unless ``do_sample`` is true."""
 
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 PICKLED = (".bin", ".pt", ".pth")
 _NOWHERE = "no such folder and not a hub id that can be reached"
 
@@ -219,6 +221,16 @@ def export_folder(
     state = {name: (t.to(dtype) if t.is_floating_point() else t).contiguous() for name, t in weights.items()}
     model.save_pretrained(folder, state_dict=state)
     _export_rest(folder, dtype=dtype, tokenizer=tokenizer)
+
+
+def export_processor(folder: Path, *, path: str) -> None:
+    """Copy into ``folder`` what the model of ``path`` reads images by; it is not trained."""
+    from transformers.utils import hub
+
+    quiet: Any = {"_raise_exceptions_for_missing_entries": False}
+    for name in PROCESSOR_FILES:
+        if file := hub.cached_file(path, name, **quiet):
+            shutil.copyfile(file, folder / name)
 
 
 def export_configs(folder: Path, *, model: Any, dtype: torch.dtype, tokenizer: Any) -> None:

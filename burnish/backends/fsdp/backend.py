@@ -36,7 +36,7 @@ from burnish.log import get_logger
 from burnish.models.attention import register
 from burnish.models.flops import peak_flops
 from burnish.models.kernels import Demand, choose_kernel
-from burnish.models.load import attention_of, blank_model, export_folder, read_tokenizer
+from burnish.models.load import attention_of, blank_model, export_folder, export_processor, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, LossModel, Objective
 from burnish.models.probe import head_problem, isolation_problem, parts_problem
 from burnish.models.vision import part_of
@@ -99,7 +99,8 @@ class FsdpBackend:
     ) -> None:
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         self._rate: Callable[..., float] = partial(recipe.rate, num_steps=num_steps)
-        self._num_sources, self._seed, self._max_grad_norm = num_sources, seed, recipe.max_grad_norm
+        self._model_path, self._max_grad_norm = model_path, recipe.max_grad_norm
+        self._num_sources, self._seed = num_sources, seed
         self._ranks, self.layout = ranks, layout
         claim(ranks.device)
         # A group of its own: the saving thread's messages must not mix with training's.
@@ -249,6 +250,8 @@ class FsdpBackend:
                 self._adapters.save(folder / "adapter", weights)
                 weights = dict(self._adapters.merged(weights))
             export_folder(folder, model=self._model.model, weights=weights, **settings)
+            if self._model.vision:
+                export_processor(folder, path=self._model_path)
         except (OSError, SafetensorError) as error:
             fix = "see that the disk has room and can be written"
             raise StorageError(str(folder), f"could not be written: {error}", fix=fix) from error
