@@ -223,7 +223,7 @@ def _with_words(messages: Sequence[Message]) -> list[Message]:
             if isinstance(message.get(key), list):
                 message[key] = [_with_word(part, "text", word) for part in message[key]]
             else:
-                message |= _with_word(message, key, word)
+                worded[number] = message = _with_word(message, key, word)
     return worded
 
 
