@@ -216,14 +216,17 @@ def _call_as_text(call: dict[str, Any]) -> dict[str, Any]:
 
 def _with_words(messages: Sequence[Message]) -> list[Message]:
     """With a word in the middle of each content (c) and of its reasoning (r), wherever there is any."""
-    worded = [dict(message) for message in messages]
-    for number, message in enumerate(worded):
-        for key in ("content", *REASONING_KEYS):
-            word = f"qz{number:06d}{'c' if key == 'content' else 'r'}zq"
-            if isinstance(message.get(key), list):
-                message[key] = [_with_word(part, "text", word) for part in message[key]]
-            else:
-                worded[number] = message = _with_word(message, key, word)
+    return [_worded(message, f"qz{number:06d}") for number, message in enumerate(messages)]
+
+
+def _worded(message: Message, number: str) -> Message:
+    worded = dict(message)
+    for key in ("content", *REASONING_KEYS):
+        word = f"{number}{'c' if key == 'content' else 'r'}zq"
+        if isinstance(message.get(key), list):
+            worded[key] = [_with_word(part, "text", word) for part in message[key]]
+        else:
+            worded = _with_word(worded, key, word)
     return worded
 
 
