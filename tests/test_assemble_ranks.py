@@ -33,7 +33,8 @@ def open_privately(model_dir: str, path: str, temporary: str) -> list[str]:
     tempfile.tempdir = temporary
     share_nothing()
     try:
-        open_here(model_dir, [path] * 2, disable_cache=True)
+        said = open_here(model_dir, [path] * 2, disable_cache=True)
+        assert " " not in said, said
     finally:
         tempfile.tempdir = None
         share_nothing()
