@@ -80,11 +80,9 @@ def tokenized_store(path: str, **source: Unpack[RawSource]) -> Path:
         StorageError: a bucket cannot be read, or the cache not be written.
     """
     job = TokenizeJob(path, source)
-    if source["disable_cache"]:
-        folder = private_folder()
-        job.build(folder)
-        return folder
-    target = cache_root(source["cache_dir"]) / "tokenized" / job.key()
+    # Ranks of a node may share the private one: it holds more than this store, and only one of them tokenizes.
+    root = private_folder() if source["disable_cache"] else cache_root(source["cache_dir"])
+    target = root / "tokenized" / job.key()
     return publish_once(target, build=job.build, force=source["force_recache"])
 
 
