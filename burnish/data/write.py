@@ -200,7 +200,7 @@ class ShardWriter:
             encoded = iter(self.tokenizer.encode(conversations))
             return [each if isinstance(each, Dropped) else next(encoded) for each in read]
         except Exception as error:
-            # Which row it was is only known when each is tried by itself.
+            # Whatever a template or a tokenizer raises, it belongs to a row; which, shows when each is tried by itself.
             if len(numbers) > 1:
                 return [each for number in numbers for each in self._encode([number])]
             raise self._placed(numbers[0], error) from error
