@@ -24,7 +24,7 @@ def burnish(*arguments: str, folder: Path) -> subprocess.CompletedProcess:
     """Run a command in ``folder`` to its end; never longer than four minutes."""
     process = start(*arguments, folder=folder)
     try:
-        out, err = process.communicate(timeout=600)
+        out, err = process.communicate(timeout=240)
     finally:
         process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -17,7 +17,7 @@ def test_the_old_checkpoint_stays(tmp_path, model_dir):
     inside = ["sh", "-c", '"$@"; status=$?; find small -type f; exit $status', "sh", *run]
     command = ["sh", "-c", f'{mount} "$@"', "sh", *inside]
     done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=600, cwd=tmp_path, env=environment(tmp_path)
+        command, check=False, capture_output=True, text=True, timeout=240, cwd=tmp_path, env=environment(tmp_path)
     )
     assert done.returncode == 2, done.stderr
     assert "small/global_step_4.partial" in done.stderr

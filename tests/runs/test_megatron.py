@@ -128,7 +128,7 @@ def test_stopped_and_gone_on_from_a_bucket_in_another_cut_under_torchrun(tmp_pat
         time.sleep(0.02)
         assert process.poll() is None, process.communicate()[1]
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=300)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 143, said
     stopped = max(metrics(here))
     assert 3 <= stopped < STEPS

@@ -41,7 +41,7 @@ def test_stop_and_go_on(tmp_path, model_dir, number, status, ranks):
     process = start(*arguments, folder=folder)
     wait_for_step(process, folder, 5)
     process.send_signal(number)
-    _, err = process.communicate(timeout=180)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == status, err
     assert "Traceback" not in err
     stopped = max(metrics(folder))
@@ -70,6 +70,6 @@ def test_what_is_private_is_removed_when_the_run_ends_before_its_first_step(
         assert process.poll() is None
     process.terminate()
     faulty.heal()
-    process.communicate(timeout=180)
+    process.communicate(timeout=60)
     assert process.returncode == 143
     assert list((tmp_path / "tmp").glob("burnish-*")) == []

@@ -19,7 +19,7 @@ def test_killed(tmp_path, model_dir):
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 2, "the pool is at work"
     process.kill()
-    process.communicate(timeout=120)
+    process.communicate(timeout=30)
     _, alive = psutil.wait_procs(children, timeout=15)
     assert not alive
     again = burnish(*arguments, folder=tmp_path)
