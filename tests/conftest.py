@@ -1,6 +1,8 @@
 """Fixtures for all tests. Tests never reach a network and run on one thread."""
 
 import os
+import sys
+from collections.abc import Iterator
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -23,6 +25,16 @@ settings.load_profile("burnish")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer Qwen3 with TK and template T1; read-only."""
     return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _no_groups_left() -> Iterator[None]:
+    """A test whose process was a rank leaves no threads behind."""
+    yield
+    if "burnish.backends.comm" in sys.modules:
+        from tests.ranks import forget_groups
+
+        forget_groups()
 
 
 @pytest.fixture(autouse=True)

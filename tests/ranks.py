@@ -70,6 +70,22 @@ def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], ar
         return function(*arguments)
     finally:
         faulthandler.cancel_dump_traceback_later()
+        forget_groups()
+
+
+def forget_groups() -> None:
+    """DTensor remembers how it spread what, and with it groups that were left: their threads go on asking for messages.
+
+    A process with a hundred of them leaves little time to others.
+    """
+    from torch.distributed.tensor._collective_utils import MeshTopoInfo
+    from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
+    _gen_transform_infos.cache_clear()
+    clear_redistribute_planner_cache()
+    MeshTopoInfo.build_from_mesh.cache_clear()
 
 
 def _free_port() -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from burnish.data.batch import IGNORE, Batch, MicroBatch
 from burnish.errors import CheckpointError
 from burnish.models.attention import Exchange, Segments
+from burnish.models.flops import peak_flops
 from burnish.models.vision import VisionCard, positions_in_space
 
 MEGATRON_MARK = "megatron.json"
@@ -107,6 +108,11 @@ def require_written_by(strategy: str, *, folder: Path) -> None:
             fix=f"resume with strategy={found}, or begin with its weights: burnish export {folder.parent} out=DIR, "
             "and model.path=DIR",
         )
+
+
+def device_peak_flops(device: torch.device) -> float | None:
+    """Dense bfloat16 operations a second of ``device``; None when that is not known."""
+    return peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def memory_peak_gib(device: torch.device) -> float:

@@ -81,11 +81,9 @@ def tokenized_store(path: str, **source: Unpack[RawSource]) -> Path:
         StorageError: a bucket cannot be read, or the cache not be written.
     """
     job = TokenizeJob(path, source)
-    if source["disable_cache"]:
-        folder = private_folder()
-        job.build(folder)
-        return folder
-    target = cache_root(source["cache_dir"]) / "tokenized" / job.key()
+    # Ranks of a node may share the private one: it holds more than this store, and only one of them tokenizes.
+    root = private_folder() if source["disable_cache"] else cache_root(source["cache_dir"])
+    target = root / "tokenized" / job.key()
     return publish_once(target, build=job.build, force=source["force_recache"])
 
 
@@ -204,7 +202,7 @@ class ShardWriter:
             encoded = iter(self.tokenizer.encode(conversations))
             return [each if isinstance(each, Dropped) else next(encoded) for each in read]
         except Exception as error:
-            # Which row it was is only known when each is tried by itself.
+            # Whatever a template or a tokenizer raises, it belongs to a row; which, shows when each is tried by itself.
             if len(numbers) > 1:
                 return [each for number in numbers for each in self._encode([number])]
             raise self._placed(numbers[0], error) from error

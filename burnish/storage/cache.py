@@ -148,6 +148,7 @@ def _build(target: Path, build: Callable[[Path], None], temporary: Path) -> None
         temporary.mkdir(exist_ok=resumed)
         build(temporary)
     except BaseException as error:
+        # Also where a user interrupts, nothing half-built stays; all is raised again.
         if not resumed or not any(path.is_file() for path in temporary.rglob("*")):
             shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -119,7 +119,7 @@ def on_a_rank(folder, share, layout):
             stubbed = backend.train_step(step(step=1)).loss
         loss = backend.train_step(step(step=2)).loss
         # After a step without gradients the first moments are a tenth of those of the second.
-        moments = backend._tensors(weights_only=False)["exp_avg"].values()
+        moments = backend._tensors(with_moments=True)["exp_avg"].values()
         return stubbed, loss, np.concatenate([moment.full_tensor().numpy().ravel() / 0.1 for moment in moments])
 
 

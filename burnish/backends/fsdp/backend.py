@@ -27,14 +27,13 @@ from burnish.backends.fsdp.shard import Sharding, build_mesh, move_to_host, shar
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, build_stager, load_in_place
 from burnish.backends.fsdp.ulysses import SequenceExchange
 from burnish.backends.optimizer import Recipe, build_optimizer, optimizer_tensors
-from burnish.backends.tensors import DTYPES, inputs_ahead, memory_peak_gib, target_counts
+from burnish.backends.tensors import DTYPES, device_peak_flops, inputs_ahead, memory_peak_gib, target_counts
 from burnish.config.choices import ModelPart
 from burnish.data.batch import Batch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError, StorageError
 from burnish.log import get_logger
 from burnish.models.attention import register
-from burnish.models.flops import peak_flops
 from burnish.models.kernels import Demand, choose_kernel
 from burnish.models.load import attention_of, blank_model, export_folder, export_processor, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, LossModel, Objective
@@ -139,13 +138,12 @@ class FsdpBackend:
     @property
     def peak_flops(self) -> float | None:
         """Dense bfloat16 operations a second of the device; None when that is not known."""
-        on_gpu = self._ranks.device.type == "cuda"
-        return peak_flops(torch.cuda.get_device_name(self._ranks.device)) if on_gpu else None
+        return device_peak_flops(self._ranks.device)
 
     @property
     def save_bytes(self) -> int:
         """What this rank's part of a save takes on a disk; ranks write equal parts."""
-        tensors = [tensor for kind in self._tensors(weights_only=False).values() for tensor in kind.values()]
+        tensors = [tensor for kind in self._tensors(with_moments=True).values() for tensor in kind.values()]
         return int(sum(tensor.numel() * tensor.element_size() for tensor in tensors)) // self._ranks.world_size
 
     def train_step(self, batch: Batch) -> StepResult:
@@ -206,7 +204,7 @@ class FsdpBackend:
 
     def save(self, folder: Path) -> DcpSave:
         """Begin to write weights and optimizer state into ``folder``; returns once they are off the device."""
-        return begin_save(self._tensors(weights_only=False), folder, stager=self._stager, group=self._save_group)
+        return begin_save(self._tensors(with_moments=True), folder, stager=self._stager, group=self._save_group)
 
     def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Read what ``save`` wrote, also when the number of ranks has changed.
@@ -218,7 +216,7 @@ class FsdpBackend:
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        load_in_place(self._tensors(weights_only=weights_only), folder, group=self._save_group)
+        load_in_place(self._tensors(with_moments=not weights_only), folder, group=self._save_group)
 
     def export(self, folder: Path) -> None:
         """Write the weights, the tokenizer and the model's configs as a Hugging Face folder; rank 0 writes.
@@ -293,11 +291,11 @@ class FsdpBackend:
         if self._ranks.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
-    def _tensors(self, *, weights_only: bool) -> dict[str, Any]:
+    def _tensors(self, *, with_moments: bool) -> dict[str, Any]:
         tensors: dict[str, Any] = {
             "weights": {name: p.detach() for name, p in self._parameters.items() if p.requires_grad}
         }
-        return tensors if weights_only else tensors | optimizer_tensors(self._optimizer, self._parameters)
+        return tensors | optimizer_tensors(self._optimizer, self._parameters) if with_moments else tensors
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """Those that belong to a saved model."""

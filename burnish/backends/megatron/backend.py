@@ -37,12 +37,11 @@ from burnish.backends.megatron.tensor_files import begin_save, load_in_place
 from burnish.backends.megatron.thd import StageInputs, stage_inputs
 from burnish.backends.megatron.weights import export_weights, load_weights
 from burnish.backends.optimizer import Recipe
-from burnish.backends.tensors import DTYPES, memory_peak_gib
+from burnish.backends.tensors import DTYPES, device_peak_flops, memory_peak_gib
 from burnish.data.batch import Batch, MicroBatch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError
 from burnish.log import get_logger
-from burnish.models.flops import peak_flops
 from burnish.models.load import blank_model, export_configs, read_config, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, Objective
 
@@ -131,8 +130,7 @@ class MegatronBackend:
     @property
     def peak_flops(self) -> float | None:
         """Dense bfloat16 operations a second of the device; None when that is not known."""
-        on_gpu = self._ranks.device.type == "cuda"
-        return peak_flops(torch.cuda.get_device_name(self._ranks.device)) if on_gpu else None
+        return device_peak_flops(self._ranks.device)
 
     @property
     def save_bytes(self) -> int:
