@@ -19,6 +19,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PATCH, MERGE = 4, 2
+WIDE = 0.2
+"""Range of the random weights: ten times the usual one, so that attention is uneven and positions matter."""
 FEATURES = 3 * 2 * PATCH**2
 TEXT = {
     "vocab_size": 128,
@@ -31,8 +33,16 @@ TEXT = {
     "bos_token_id": 0,
     "eos_token_id": 2,
     "pad_token_id": 2,
+    "initializer_range": WIDE,
 }
-TOWER = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE, "temporal_patch_size": 2}
+TOWER = {
+    "initializer_range": WIDE,
+    "depth": 2,
+    "num_heads": 2,
+    "patch_size": PATCH,
+    "spatial_merge_size": MERGE,
+    "temporal_patch_size": 2,
+}
 TOKENS = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": BEGIN, "vision_end_token_id": END}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 GRIDS = {"one": [(1, 4, 6)], "text": [], "two": [(1, 2, 2), (1, 4, 4)], "wide": [(1, 2, 10)]}
@@ -62,6 +72,10 @@ def save_vision_model(folder: Path, family: str, *, tied: bool = False, seed: in
 
     torch.manual_seed(seed)
     model = AutoModelForImageTextToText.from_config(config_of(family, tied=tied), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # as of a trained model: not 0, nor 1
+                parameter += WIDE * torch.randn_like(parameter)
     model.save_pretrained(folder)
     save_tokenizer(folder, template=TEMPLATE)
     tokenizer = AutoTokenizer.from_pretrained(folder)
