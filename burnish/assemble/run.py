@@ -61,6 +61,7 @@ def build_backend(
         num_warmup_steps=optimizer.num_warmup_steps,
         min_lr_ratio=optimizer.min_lr_ratio,
         lr_by_part=optimizer.lr_by_part,
+        frozen=config.model.freeze,
     )
     settings: dict[str, Any] = {
         "ranks": ranks,
@@ -93,7 +94,6 @@ def _fsdp(config: SFTConfig, settings: Mapping[str, Any]) -> FsdpBackend:
         share_rows=config.remove_microbatch_padding,
         attention=config.model.attention,
         lora=lora_settings(config),
-        frozen=config.model.freeze,
         sharding=sharding,
         param_dtype=keys.mixed_precision.param_dtype,
     )

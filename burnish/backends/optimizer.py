@@ -1,7 +1,7 @@
 """AdamW, and the learning rate as a pure function of the step, so that a resumed run cannot have another."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,8 @@ class Recipe:
     """Where the schedule ends, as a share of ``learning_rate``."""
     lr_by_part: Mapping[ModelPart, float] = field(default_factory=dict)
     """The highest rate of the parts of a vision-language model that have one of their own."""
+    frozen: Collection[ModelPart] = ()
+    """Parts of it that are not trained."""
 
     def rate(self, step: int, *, num_steps: int, part: ModelPart = "language") -> float:
         """The learning rate of ``part`` in optimizer step ``step`` out of ``num_steps``; 1 is the first."""
@@ -101,6 +103,13 @@ def _decay(schedule: Schedule, done: int, warmup: int, num_steps: int) -> float:
             return math.sqrt(timescale / (timescale + done))
         case _:
             return 1.0
+
+
+def freeze(model: Any, recipe: Recipe) -> Any:
+    """``model``, of whose parameters only those have gradients that ``recipe`` trains."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part_of(name) not in recipe.frozen)
+    return model
 
 
 def build_optimizer(parameters: Mapping[str, nn.Parameter], recipe: Recipe) -> torch.optim.AdamW:

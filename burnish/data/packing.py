@@ -21,6 +21,8 @@ MicroBatchPlan: TypeAlias = tuple[Row, ...]
 RankPlan: TypeAlias = tuple[MicroBatchPlan, ...]
 Cost: TypeAlias = Callable[[IntArray], NDArray[np.float64]]
 """Tokens of each example -> what it costs to compute, in any unit."""
+Extra: TypeAlias = NDArray[np.float64] | float
+"""What each example costs besides its tokens."""
 Size = TypeVar("Size", int, IntArray)
 
 
@@ -52,7 +54,7 @@ def plan_micro_batches(
     share_row: bool,
     layout: Layout,
     cost: Cost = cost_of_tokens,
-    extra: ArrayLike = 0.0,
+    extra: Extra = 0.0,
 ) -> tuple[RankPlan, ...]:
     """Deal a batch to the ranks in micro-batches of at most ``micro_batch_size`` examples, as few as that allows.
 
@@ -78,7 +80,7 @@ def plan_micro_batches(
 
 
 def plan_bins(
-    lengths: ArrayLike, *, capacity: int, layout: Layout, cost: Cost = cost_of_tokens, extra: ArrayLike = 0.0
+    lengths: ArrayLike, *, capacity: int, layout: Layout, cost: Cost = cost_of_tokens, extra: Extra = 0.0
 ) -> tuple[RankPlan, ...]:
     """Pack a whole batch into rows of at most ``capacity`` tokens, one row a micro-batch.
 

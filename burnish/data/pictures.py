@@ -37,7 +37,7 @@ class ImageReader:
             )
         try:
             # The one that needs no torchvision; in every process the same.
-            self._processor: Any = AutoImageProcessor.from_pretrained(
+            self._processor: Any = AutoImageProcessor.from_pretrained(  # type: ignore[no-untyped-call]
                 model_path, backend="pil", trust_remote_code=trust_remote_code
             )
         except (OSError, ValueError, ImportError) as error:

@@ -357,6 +357,6 @@ def _record_batch(examples: Sequence[Example], raw_rows: Sequence[int], *, schem
     arrays.append(pa.array(raw_rows, pa.int64()))
     if len(schema) > len(arrays):
         found = [(number, example.images) for number, example in enumerate(examples)]
-        rows = [ImageRow(n, images.pixel_values, images.grid_thw) for n, images in found if images]
+        rows = [ImageRow(n, images.pixel_values, images.grid_thw.astype(np.int64)) for n, images in found if images]
         arrays += [nested_column(rows, name=name, num_rows=len(examples)) for name in IMAGE_COLUMNS]
     return pa.record_batch(arrays, schema=schema)

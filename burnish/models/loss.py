@@ -210,17 +210,13 @@ class LossModel(nn.Module):
         is_token: Tensor | None = None,
         num_tokens: int = 0,
         targets_per_token: float = 1.0,
-        pixel_values: Tensor | None = None,
-        image_grid_thw: Tensor | None = None,
+        **images: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The loss of a micro-batch, as :func:`segment_loss` gives it; in evaluation mode always the cross-entropy.
-
-        In training the balancing loss is added to what one goes backward from, not to the sums by source.
+        """:func:`segment_loss` of a micro-batch; in evaluation mode always the cross-entropy, without balancing loss.
 
         Args:
             input_ids: [rows, length] int64
-            position_ids: [rows, length] int64, from 0 in each segment; of a model that takes images
-                [4, rows, length], as :func:`burnish.models.vision.positions_in_space` gives them
+            position_ids: [rows, length] int64, from 0 in each segment; [4, rows, length] if it takes images
             segments: their bounds
             target_positions: [targets] int64 into the flattened rows: where a target is predicted
             target_ids: [targets] int64
@@ -228,14 +224,11 @@ class LossModel(nn.Module):
             is_token: [rows, length] bool: what is not padding
             num_tokens: how many that are; without any nothing is balanced
             targets_per_token: targets of the whole batch by its tokens
-            pixel_values: [patches, features] of all images, one after another; None is no image
-            image_grid_thw: [images, 3] patches along time, height and width
+            images: ``pixel_values`` [patches, features] of all, one after another, and ``image_grid_thw`` [images, 3]
         """
         balanced = bool(self.objective.router_aux_loss_coef and self.training and num_tokens)
         asked: dict[str, Any] = {"output_router_logits": True} if balanced else {}
-        if pixel_values is not None:
-            asked |= {"pixel_values": pixel_values, "image_grid_thw": image_grid_thw}
-        output = self._output(input_ids, position_ids, segments, **asked)
+        output = self._output(input_ids, position_ids, segments, **asked, **images)
         head = self.model.get_output_embeddings()
         loss, sums = segment_loss(
             output.last_hidden_state.flatten(0, 1).index_select(0, target_positions),
@@ -247,15 +240,17 @@ class LossModel(nn.Module):
             head=self.head,
             objective=self.objective if self.training else CROSS_ENTROPY,
         )
-        if self.vision and pixel_values is None:
-            features = self.model.base_model.get_image_features(**no_image(self.vision, device=input_ids.device))
-            loss = loss + nothing_of(features)
+        if self.vision and not images:
+            loss = loss + self._idle_tower(self.vision, device=input_ids.device)
         if balanced:
             assert self.balancing_loss is not None
             assert is_token is not None
             weight = self.objective.router_aux_loss_coef * targets_per_token * num_tokens
             loss = loss + weight * self.balancing_loss(output.router_logits, is_token)
         return loss, sums
+
+    def _idle_tower(self, card: VisionCard, *, device: torch.device) -> Tensor:
+        return nothing_of(self.model.base_model.get_image_features(**no_image(card, device=device)))
 
     def logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
         """[rows, length, vocabulary] float32, by this module's own head."""

@@ -3,7 +3,7 @@
 Its rule: everything a step depends on comes with the batch (rows, step number); the rest is weights and moments.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from math import isfinite, sqrt
@@ -26,9 +26,8 @@ from burnish.backends.fsdp.lora import Adapters, LoraSettings
 from burnish.backends.fsdp.shard import Sharding, build_mesh, move_to_host, shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, build_stager, load_in_place
 from burnish.backends.fsdp.ulysses import SequenceExchange
-from burnish.backends.optimizer import Recipe, build_optimizer, optimizer_tensors
+from burnish.backends.optimizer import Recipe, build_optimizer, freeze, optimizer_tensors
 from burnish.backends.tensors import DTYPES, device_peak_flops, inputs_ahead, memory_peak_gib, target_counts
-from burnish.config.choices import ModelPart
 from burnish.data.batch import Batch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError, StorageError
@@ -38,7 +37,6 @@ from burnish.models.kernels import Demand, choose_kernel
 from burnish.models.load import attention_of, blank_model, export_folder, export_processor, read_tokenizer
 from burnish.models.loss import CROSS_ENTROPY, LossModel, Objective
 from burnish.models.probe import head_problem, isolation_problem, parts_problem
-from burnish.models.vision import part_of
 from burnish.models.weights import read_weights
 
 log = get_logger(__name__)
@@ -66,7 +64,6 @@ class FsdpBackend:
         attention: ``flash``, ``flex``, ``sdpa``, or ``auto`` for the fastest that can.
         objective: what a target costs in training.
         lora: trains adapters alone, beside a model that is held in ``dtype``; None trains all weights.
-        frozen: parts of a vision-language model that are not trained.
         recipe: how a step changes the weights.
         sharding: how they are spread over the ranks.
         param_dtype: as ``dtype``, in whose place it comes for the computation, not for exports.
@@ -91,16 +88,14 @@ class FsdpBackend:
         attention: str = "auto",
         objective: Objective = CROSS_ENTROPY,
         lora: LoraSettings | None = None,
-        frozen: Collection[ModelPart] = (),
         recipe: Recipe = _RECIPE,
         sharding: Sharding = _SHARDING,
         param_dtype: str | None = None,
     ) -> None:
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
         self._rate: Callable[..., float] = partial(recipe.rate, num_steps=num_steps)
-        self._model_path, self._max_grad_norm = model_path, recipe.max_grad_norm
-        self._num_sources, self._seed = num_sources, seed
-        self._ranks, self.layout = ranks, layout
+        self._model_path, self._num_sources, self._seed = model_path, num_sources, seed
+        self._ranks, self.layout, self._max_grad_norm = ranks, layout, recipe.max_grad_norm
         claim(ranks.device)
         # A group of its own: the saving thread's messages must not mix with training's.
         self._save_group = dist.new_group(backend="gloo")
@@ -112,9 +107,7 @@ class FsdpBackend:
             self._dtype = DTYPES[param_dtype] if param_dtype else self._export_dtype
             held_dtype = self._export_dtype if lora else torch.float32
             blank = partial(blank_model, model_path, dtype=held_dtype, trust_remote_code=trust_remote_code)
-            model = blank()
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_(part_of(name) not in frozen)
+            model = freeze(blank(), recipe)
             self._adapters = Adapters(model, lora, path=model_path) if lora else None
             self._attend(model, attention, compiled=sharding.compile_layers)
             self._model = LossModel(model, num_sources=num_sources, objective=objective)
