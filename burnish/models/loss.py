@@ -252,10 +252,10 @@ class LossModel(nn.Module):
     def _idle_tower(self, card: VisionCard, *, device: torch.device) -> Tensor:
         return nothing_of(self.model.base_model.get_image_features(**no_image(card, device=device)))
 
-    def logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
+    def logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments, **images: Tensor) -> Tensor:
         """[rows, length, vocabulary] float32, by this module's own head."""
-        output = self.model.get_output_embeddings()
-        return self.head.apply(output(self._hidden(input_ids, position_ids, segments)))
+        hidden = self._output(input_ids, position_ids, segments, **images).last_hidden_state
+        return self.head.apply(self.model.get_output_embeddings()(hidden))
 
     def native_logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
         """[rows, length, vocabulary] float32, by the model's own forward."""
@@ -264,11 +264,8 @@ class LossModel(nn.Module):
 
     def last_logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
         """[rows, vocabulary] float32, of each row's last token."""
-        hidden = self._hidden(input_ids, position_ids, segments)[:, -1]
+        hidden = self._output(input_ids, position_ids, segments).last_hidden_state[:, -1]
         return self.head.apply(self.model.get_output_embeddings()(hidden))
-
-    def _hidden(self, input_ids: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
-        return self._output(input_ids, position_ids, segments).last_hidden_state  # type: ignore[no-any-return]
 
     def _output(self, input_ids: Tensor, position_ids: Tensor, segments: Segments, **asked: Any) -> Any:
         return self.model.base_model(

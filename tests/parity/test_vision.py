@@ -128,10 +128,9 @@ def packed_logits(folder, out):
         def together(examples):
             (micro_batch,) = batch_of(examples, layout="packed", place=backend.layout, capacity=200).micro_batches
             inputs = model_inputs(micro_batch, device=torch.device("cpu"), vision=card)
-            asked = {name: inputs[name] for name in ("pixel_values", "image_grid_thw")}
+            wanted = ("input_ids", "position_ids", "segments", "pixel_values", "image_grid_thw")
             with torch.no_grad():
-                hidden = model._output(inputs["input_ids"], inputs["position_ids"], inputs["segments"], **asked)
-                return model.head.apply(model.model.get_output_embeddings()(hidden.last_hidden_state))[0]
+                return model.logits(**{name: inputs[name] for name in wanted})[0]
 
         first, changed = together(rows), together([*vision_rows(4, kinds=("two",)), *rows[1:]])
     native = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32, attn_implementation="sdpa")
