@@ -116,7 +116,10 @@ def test_images_of_a_column_are_taken_in_order(model_dir, tmp_path):
         (row("look", images=["AAAA"]), "1 more images than parts"),
         (row({"type": "image", "image": "https://example.com/a.png"}), "is the address https://example.com/a.png"),
         (row({"type": "image", "image": "/nowhere/a.png"}), "there is no file /nowhere/a.png"),
-        (row({"type": "image", "image": base64.b64encode(b"no image").decode()}), "image 0: cannot be read"),
+        (
+            row({"type": "image", "image": base64.b64encode(b"no image").decode()}),
+            "image 0: is no picture, but the bytes b'no image'",
+        ),
         (row("a <|image_pad|> typed"), "0 images, and 1 placeholder tokens"),
         (
             {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "image"}]}]},
