@@ -113,7 +113,7 @@ def open_store(
     index = read_index(index_folder)
     report = _make_report(name, place, index, manifests.get(""))
     reader = image_reader() if image_reader and index.compressed else None
-    return Store(
+    store = Store(
         report,
         shards=shards,
         files=arrows,
@@ -122,6 +122,9 @@ def open_store(
         manifest=manifests.get(""),
         image_reader=reader,
     )
+    if reader:  # a processor of other sizes shows at the largest images, now and not in the middle of a run
+        _ = store[int(store.num_patches.argmax())]
+    return store
 
 
 def _refuse_within(place: str, root: Path) -> None:

@@ -175,19 +175,20 @@ def test_images_of_another_type(tmp_path, kind):
 
 
 def test_another_processor_is_named_with_the_row(tmp_path, processor):
-    write(tmp_path / "s", [text_row(5), image_row(processor, picture(0, (40, 40)))], kind="parquet")
+    rows = [text_row(5), image_row(processor, picture(0, (8, 8))), image_row(processor, picture(0, (40, 40)))]
+    write(tmp_path / "s", rows, kind="parquet")
     other = save_processor(tmp_path / "other", max_pixels=256)
-    store = opened(tmp_path / "s", other)
-    with pytest.raises(DataError, match=r"part-000\.parquet, row 1: its images become the grid \[\[1, 4, 4\]\], not"):
-        _ = store[1]
+    with pytest.raises(DataError, match=r"part-000\.parquet, row 2: its images become the grid \[\[1, 4, 4\]\], not"):
+        opened(tmp_path / "s", other)
 
 
 def test_a_broken_image_is_named_with_its_row(tmp_path, processor):
     row = image_row(processor, picture(0, kind="JPEG"))
     row["images"] = [row["images"][0][:-30]]
-    write(tmp_path / "s", [text_row(5), row], kind="parquet")
+    write(tmp_path / "s", [text_row(5), row, image_row(processor, picture(0, (40, 40)))], kind="parquet")
+    store = opened(tmp_path / "s", processor)
     with pytest.raises(DataError, match=r"part-000\.parquet, row 1, image 0: cannot be read: .*truncated"):
-        _ = opened(tmp_path / "s", processor)[1]
+        _ = store[1]
 
 
 def test_without_a_processor(tmp_path, processor):
