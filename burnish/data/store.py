@@ -101,30 +101,27 @@ def open_store(
     shards, manifests = _bring_shards(place, admit=admit, caching=caching)
     home = _home(place, shards, root=private_folder() if disable_cache else cache_root(cache_dir))
     convert = partial(_convert, shards, checksums=_checksums(manifests))
-    converted = publish_once(home / "rows", build=convert, force=force_recache)
-    arrows = arrow_files(shards, converted)
+    arrows = arrow_files(shards, publish_once(home / "rows", build=convert, force=force_recache))
     rules = Rules(max_length, truncation, num_embeddings, image_token_id, image_merge_size)
+    index_folder = _bring_index(home, shards, arrows, rules=rules, force=force_recache)
+    _require_unchanged(place, shards)
+    index, manifest = read_index(index_folder), manifests.get("")
+    report = _make_report(name, place, index, manifest)
+    store = Store(report, shards=shards, files=arrows, index=index, folder=index_folder, manifest=manifest)
+    if image_reader and index.compressed:
+        store.read_images_by(image_reader())
+    return store
+
+
+def _bring_index(home: Path, shards: Sequence[Shard], arrows: Sequence[Path], *, rules: Rules, force: bool) -> Path:
     # Byte addresses are those of one generation of converted files.
     key = _digest([asdict(rules), [describe_file(file).identity for file in arrows]])
-    build = partial(build_index, shards, arrows, rules=rules)
-    index_folder = publish_once(home / f"index-{key}", build=build, force=force_recache)
+    return publish_once(home / f"index-{key}", build=partial(build_index, shards, arrows, rules=rules), force=force)
+
+
+def _require_unchanged(place: str, shards: Sequence[Shard]) -> None:
     if any(describe_file(s.path, name=s.file.name) != s.file for s in shards if not s.file.source):
         raise DataError(place, "was changed while it was read", fix="start again when it is written")
-    index = read_index(index_folder)
-    report = _make_report(name, place, index, manifests.get(""))
-    reader = image_reader() if image_reader and index.compressed else None
-    store = Store(
-        report,
-        shards=shards,
-        files=arrows,
-        index=index,
-        folder=index_folder,
-        manifest=manifests.get(""),
-        image_reader=reader,
-    )
-    if reader:  # a processor of other sizes shows at the largest images, now and not in the middle of a run
-        _ = store[int(store.num_patches.argmax())]
-    return store
 
 
 def _refuse_within(place: str, root: Path) -> None:
@@ -188,10 +185,9 @@ class Store:
         index: Index,
         folder: Path,
         manifest: Manifest | None,
-        image_reader: ImageReader | None,
     ) -> None:
         """Map the Arrow ``files`` that hold the rows of ``shards``, and the entries of their ``index`` in ``folder``."""
-        self._image_reader = image_reader
+        self._image_reader: ImageReader | None = None
         self.name = report.name
         self.report = report
         self.manifest = manifest
@@ -223,6 +219,15 @@ class Store:
         mask = np.frombuffer(mapped, mask_kind, length, int(self._mask_at[index]))
         images = self._images_of(index, mapped) if self.num_patches[index] else None
         return Example(ids, mask.astype(np.uint8, copy=False), images)
+
+    def read_images_by(self, reader: ImageReader) -> None:
+        """Make pixels of compressed images by ``reader``.
+
+        Raises:
+            DataError: the row with most patches gets others than it should, as it does where sizes are other ones.
+        """
+        self._image_reader = reader
+        _ = self[int(self.num_patches.argmax())]
 
     def _images_of(self, index: int, mapped: pa.Buffer) -> Images:
         record = self._images[np.searchsorted(self._images["row"], index)]
