@@ -201,3 +201,12 @@ def test_without_a_processor(tmp_path, processor):
 def test_the_processor_is_made_only_for_rows_that_need_it(tmp_path):
     write(tmp_path / "s", [text_row(5) | {"images": None, "image_grid_thw": None}], kind="parquet")
     assert open_store(tmp_path / "s", name="s", image_reader=partial(pytest.fail, "made"))[0].images is None
+
+
+def test_a_column_of_nulls_hides_nothing_of_the_others(tmp_path):
+    table = pa.table({"images": pa.nulls(1), "input_ids": [[4, 5, 6]], "loss_mask": [[0, 1, 1]]})
+    with pa.ipc.new_file(
+        str(tmp_path / "s.arrow"), table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as w:
+        w.write_table(table)
+    assert load_from_pretokenized(tmp_path / "s.arrow")[0].input_ids.tolist() == [4, 5, 6]
