@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from burnish.assemble.data import raw_columns
@@ -13,9 +14,10 @@ from burnish.bench import measure
 from burnish.bench.measure import BenchReport, BenchSettings
 from burnish.config import Purpose, SFTConfig
 from burnish.config.rules_devices import environment_world
+from burnish.data.pictures import ImageReader
 from burnish.data.store import Store, open_store
 from burnish.data.write import write_store
-from burnish.errors import CheckpointError, ConfigError, Problem
+from burnish.errors import CheckpointError, ConfigError, DataError, Problem
 from burnish.inspect import plan
 from burnish.inspect.plan import CheckReport
 from burnish.launch import local
@@ -121,6 +123,7 @@ def load_from_pretokenized(
     num_embeddings: int | None = None,
     image_token_id: int | None = None,
     image_merge_size: int | None = None,
+    image_processor: str | None = None,
     cache_dir: str | None = None,
     force_recache: bool = False,
     disable_cache: bool = False,
@@ -133,6 +136,7 @@ def load_from_pretokenized(
         num_embeddings: rows of the model's embedding, which every id must be below; ``None`` skips that check.
         image_token_id: placeholder of an image; ``None`` skips the check of placeholders.
         image_merge_size: patches a placeholder stands for along each side.
+        image_processor: folder or hub id of the model whose processor makes pixels of compressed images.
         cache_dir: where converted stores are kept; the user's cache by default.
         force_recache: convert again.
         disable_cache: convert into a private folder that is removed at exit.
@@ -147,10 +151,17 @@ def load_from_pretokenized(
         num_embeddings=num_embeddings,
         image_token_id=image_token_id,
         image_merge_size=image_merge_size,
+        image_reader=partial(_image_reader, str(path), image_processor),
         cache_dir=cache_dir,
         force_recache=force_recache,
         disable_cache=disable_cache,
     )
+
+
+def _image_reader(store: str, model_path: str | None) -> ImageReader:
+    if model_path is None:
+        raise DataError(store, "holds compressed images", fix="give image_processor, the folder of a model")
+    return ImageReader(model_path)
 
 
 def _run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:

@@ -135,3 +135,10 @@ def test_a_checkpoint_of_the_other_strategy_is_refused_before_the_model_is_read(
     with pytest.raises(CheckpointError, match="was written by strategy=fsdp, and this run has strategy=megatron") as e:
         find_start(other, build_checkpointer(other, [], alone()))
     assert f"burnish export {tmp_path}/global_step_1 out=DIR, and model.path=DIR" in e.value.fix
+
+
+def test_lazy_images_are_nothing_to_a_model_of_text(tmp_path, model_dir):
+    card = read_card(str(model_dir))
+    data = {"train_datasets": [str(write_jsonl(tmp_path / "rows.jsonl", [chat("a", "b")]))], "num_workers": 0}
+    (pixels,), (lazy,) = (open_train(config(**data, images=images), card) for images in ("pixels", "lazy"))
+    assert lazy.fingerprint == pixels.fingerprint

@@ -1,7 +1,7 @@
 """The data keys become stores, their order, and batches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from burnish.assemble.model import cache_settings, tokenizer_settings
@@ -10,6 +10,7 @@ from burnish.data.example import IntArray
 from burnish.data.manifest import Manifest, require_same
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, RankPlan, plan_bins, plan_micro_batches
+from burnish.data.pictures import ImageReader
 from burnish.data.samplers import DataMixingSampler, RandomSampler, Sampler, SequentialSampler, load_custom_sampler
 from burnish.data.store import Store, open_store
 from burnish.data.stream import BatchBuilder, BatchStream, EvalBatches
@@ -61,6 +62,7 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
         num_embeddings=card.num_embeddings,
         image_token_id=card.vision.image_token_id if card.vision else None,
         image_merge_size=card.vision.merge_size if card.vision else None,
+        image_reader=partial(_image_reader, card.path, trust_remote_code=config.model.trust_remote_code),
         admit=None if config.allow_store_mismatch else partial(_require_same_tokens, config, card),
         **caching,
     )
@@ -73,6 +75,12 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
         problem = f"has {longest} tokens, and the model {positions} positions"
         raise DataError(where, problem, fix=f"give max_length, at most {positions}")
     return store
+
+
+@cache
+def _image_reader(model_path: str, *, trust_remote_code: bool) -> ImageReader:
+    """One a process, for all stores."""
+    return ImageReader(model_path, trust_remote_code=trust_remote_code)
 
 
 def _require_same_tokens(config: SFTConfig, card: ModelCard, place: str, manifest: Manifest) -> None:

@@ -154,6 +154,7 @@ def tokenizer_settings(config: SFTConfig, card: ModelCard) -> TokenizerSettings:
         truncation=config.truncation,
         image_token_id=card.vision.image_token_id if card.vision else None,
         image_merge_size=card.vision.merge_size if card.vision else 1,
+        compressed_images=config.images == "lazy" and card.vision is not None,
     )
 
 

@@ -16,7 +16,6 @@ from burnish.config.run import Broken, SFTConfig
 from burnish.errors import Problem, without_secrets
 
 _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("images", "reading images late", ("pixels",)),
     ("eval_generate.prompts", "answering prompts in an evaluation", ((),)),
     ("torch_profiler_config", "profiling", (None,)),
     ("record_memory", "recording memory", (False,)),

@@ -73,7 +73,7 @@ class DataKeys(Section):
     truncation: Truncation = Truncation.RIGHT
     """What happens to a text row longer than `max_length`: its end is cut off, it is dropped, or the run stops."""
     images: Literal["pixels", "lazy"] = "pixels"
-    """Whether a tokenized store holds the pixels of images, or only where they lie."""
+    """What becomes of images in chat rows: their pixels are stored, or their files, which the reading threads make pixels of. No effect on models of text and on stores, which say themselves what they hold."""
     sampler: Literal["random", "sequential", "custom"] = "random"
     """Order of the rows: each once an epoch in random order, as stored, or as a class of your own draws them."""
     sampler_class_path: str | None = None

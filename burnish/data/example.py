@@ -17,6 +17,8 @@ class Images:
     """[patches, features]"""
     grid_thw: IntArray
     """[images, 3]: patches along time, height and width"""
+    files: tuple[bytes, ...] = ()
+    """[images] compressed; only on the way into a store that holds these instead of pixels"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ log = get_logger(__name__)
 
 TOKENS_A_BATCH = 1 << 20
 """About how many tokens are in memory at a time."""
+_BYTES_LIKE_A_TOKEN = 16
+"""Of compressed images."""
 
 
 class Format(StrEnum):
@@ -240,9 +242,9 @@ def _read_parquet(file: Path) -> Iterator[pa.RecordBatch]:
         for group in range(reader.num_row_groups):
             meta = reader.metadata.row_group(group)
             columns = [meta.column(i) for i in range(meta.num_columns)]
-            tokens = [
-                c.num_values for c in columns if c.path_in_schema.partition(".")[0] in ("input_ids", "pixel_values")
-            ]
+            roots = [(column, column.path_in_schema.partition(".")[0]) for column in columns]
+            tokens = [c.num_values for c, root in roots if root in ("input_ids", "pixel_values")]
+            tokens += [c.total_uncompressed_size // _BYTES_LIKE_A_TOKEN for c, root in roots if root == "images"]
             size = max(1, meta.num_rows * TOKENS_A_BATCH // max(1, *tokens, meta.num_rows))
             read = 0
             for batch in map(_relevant, reader.iter_batches(size, row_groups=[group], columns=names)):

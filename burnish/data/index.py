@@ -26,7 +26,15 @@ from numpy.typing import NDArray
 from burnish.config.choices import Truncation
 from burnish.data.example import IntArray
 from burnish.data.formats import TOKENS_A_BATCH, Format, Shard, map_file, read_arrow, read_shard, source_named
-from burnish.data.images import IMAGE_COLUMNS, RECORD, ImageRow, check_images, check_placeholders, nested_column
+from burnish.data.images import (
+    IMAGE_COLUMNS,
+    RECORD,
+    ImageRow,
+    check_images,
+    check_placeholders,
+    is_bytes,
+    nested_column,
+)
 from burnish.data.pool import GUARD, map_in_processes
 from burnish.data.validate import Place, Rows, check_rows, is_list, list_offsets
 from burnish.log import get_logger
@@ -48,7 +56,7 @@ FIELDS: Mapping[str, np.dtype[Any]] = {
 }
 """One file each, an entry a kept row: number in its shard, bytes into the shard's Arrow file, sizes after truncation."""
 IMAGES_FILE, GRIDS_FILE = "images", "grids"
-"""A ``RECORD`` a kept image row, and [images, 3] int64: the grids of all of them."""
+"""A ``RECORD`` a kept image row, and [images, 4] int64: the grid of each of their images, and its bytes as in ``ImageRow``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,8 @@ class Index:
     tokens: int = 0
     targets: int = 0
     images: int = 0
+    compressed: bool = False
+    """Whether any row has compressed images."""
     digest: str = ""
 
 
@@ -119,20 +129,24 @@ def arrow_files(shards: Sequence[Shard], folder: Path) -> list[Path]:
 
 
 def _is_plain(shard: Shard) -> bool:
-    """Whether every list of integers lies in the mapped file as it is: not compressed, not boolean, not coded."""
+    """Whether all numbers and images lie in the mapped file as they are: not compressed, not boolean, not coded."""
     if shard.format is not Format.ARROW:
         return False
     mapped = map_file(shard.path)
     for batch in read_arrow(mapped, file=shard.path):
-        for name in {"pixel_values"} & set(batch.schema.names) | {"input_ids", "loss_mask"}:
-            if name not in batch.schema.names or not is_list(batch.column(name).type):
-                return True  # nothing to convert: the check will name it
+        listed = {field.name for field in batch.schema if is_list(field.type)}
+        if not listed >= {"input_ids", "loss_mask"}:
+            return True  # nothing to convert: the check will name it
+        for name in listed & {"input_ids", "loss_mask", "pixel_values", "images"}:
             values = batch.column(name)
             while is_list(values.type):
                 values = values.values
-            buffer = values.buffers()[1] if len(values.buffers()) > 1 else None
+            buffer = values.buffers()[-1]
             lies_here = not buffer or 0 <= buffer.address - mapped.address <= mapped.size - buffer.size
-            if not (pt.is_integer(values.type) or name == "pixel_values") or not lies_here:
+            is_kind = (
+                is_bytes(values.type) if name == "images" else name == "pixel_values" or pt.is_integer(values.type)
+            )
+            if not is_kind or not lies_here:
                 return False
     return True
 
@@ -224,12 +238,13 @@ def _index_shard(
         for image in images:
             if keep is None or keep[image.row]:
                 number = kept + (image.row if keep is None else int(np.count_nonzero(keep[: image.row])))
-                record = (number, image.pixels.ctypes.data - mapped.address, image.pixels.dtype.str, index.images)
-                sizes = (len(image.grid), *image.pixels.shape)
+                record = (number, image.data.ctypes.data - mapped.address, image.data.dtype.str, index.images)
+                sizes = (len(image.grid), image.patches, image.features)
                 outputs[IMAGES_FILE].write(np.array((*record, *sizes), RECORD).tobytes())
-                outputs[GRIDS_FILE].write(image.grid.tobytes())
+                outputs[GRIDS_FILE].write(np.column_stack([image.grid, image.sizes]).tobytes())
                 digest.update_images(number, image)
                 index.images += len(image.grid)
+                index.compressed |= image.features == 0
         index.rows += len(rows.offsets) - 1
         index.tokens += int(entries["length"].sum())
         index.targets += int(entries["targets"].sum())
@@ -320,8 +335,8 @@ class _Digest:
 
     def update_images(self, number: int, image: ImageRow) -> None:
         """Add the images of the kept row ``number``; the same in any float width that holds their values."""
-        self._images.update(np.array([number, *image.pixels.shape, *image.grid.ravel()]).data)
-        self._images.update(image.pixels.astype(np.float32).data)
+        self._images.update(np.array([number, image.features, *image.sizes, *image.grid.ravel()]).data)
+        self._images.update(image.data.astype(np.float32).data if image.features else image.data.data)
 
     def hexdigest(self) -> str:
         parts = (self._ids, self._large_ids, self._mask, self._images, *self._sizes)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from burnish.data.images import IMAGE_COLUMNS, IMAGE_TYPES, rectangle
+from burnish.data.images import IMAGE_COLUMNS, IMAGE_TYPES, from_json
 from burnish.data.validate import COLUMNS, WHAT_TO_STORE, Place, describe_value
 from burnish.errors import DataError
 from burnish.storage.cache import private_folder
@@ -156,7 +156,7 @@ def _read_row(line: bytes, place: Place) -> dict[str, Any]:
         if (values := row.get(name)) is not None:
             _check_integers(values, name, place)
     for name in set(IMAGE_COLUMNS) & set(row):
-        row[name] = rectangle(row[name], name=name, place=place)
+        row[name] = from_json(row[name], name=name, place=place)
     return row
 
 

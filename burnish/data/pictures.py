@@ -21,16 +21,17 @@ _FIX = "store the image's bytes, or the path of a file that is there"
 
 
 class ImageReader:
-    """Reads images by the processor of one model."""
+    """Reads images by the processor of one model; in any number of threads."""
 
-    def __init__(self, model_path: str, *, trust_remote_code: bool = False) -> None:
-        """Load the image processor of ``model_path``.
+    def __init__(self, model_path: str, *, trust_remote_code: bool = False, folder: str | None = None) -> None:
+        """Load the image processor of ``model_path``; relative paths of images begin in ``folder``.
 
         Raises:
             DataError: it has none, or Pillow is missing.
         """
         from transformers import AutoImageProcessor
 
+        self._folder = folder
         if find_spec("PIL") is None:
             raise DataError(
                 model_path, "images need Pillow, which is not installed", fix="pip install 'burnish[images]'"
@@ -56,7 +57,7 @@ class ImageReader:
         Raises:
             DataError: one cannot be read; says which.
         """
-        pictures = [_picture(image, f"image {number}") for number, image in enumerate(images)]
+        pictures = [self._picture(image, f"image {number}") for number, image in enumerate(images)]
         try:
             found = self._processor(images=pictures, return_tensors="np")
         except ValueError as error:  # such as sides too unlike
@@ -64,6 +65,56 @@ class ImageReader:
         return Images(
             np.asarray(found["pixel_values"], np.float32), np.asarray(found["image_grid_thw"], np.int64).reshape(-1, 3)
         )
+
+    def files(self, images: Sequence[Any]) -> tuple[bytes, ...]:
+        """The bytes of each image as they are; PNG of one that has none.
+
+        Raises:
+            DataError: one is not there; says which.
+        """
+        return tuple(self._file(image, f"image {number}") for number, image in enumerate(images))
+
+    def _picture(self, image: Any, where: str) -> Any:
+        from PIL import Image, UnidentifiedImageError
+
+        file = None if isinstance(image, Image.Image) else self._bytes(image, where)
+        try:
+            return _upright(image if file is None else Image.open(io.BytesIO(file)))
+        except UnidentifiedImageError as error:
+            raise DataError(where, f"is no picture, but the bytes {file!r:.40}", fix=_FIX) from error
+        except Exception as error:  # whatever a decoder raises, it is this picture that it cannot read
+            raise DataError(where, f"cannot be read: {error}", fix=_FIX) from error
+
+    def _file(self, image: Any, where: str) -> bytes:
+        from PIL import Image
+
+        if not isinstance(image, Image.Image):
+            return self._bytes(image, where)
+        stream = io.BytesIO()
+        self._picture(image, where).save(stream, "PNG")
+        return stream.getvalue()
+
+    def _bytes(self, image: Any, where: str) -> bytes:
+        if isinstance(image, Mapping):  # as ``datasets`` keeps one
+            image = image.get("bytes") or image.get("path")
+        if isinstance(image, bytes | bytearray | memoryview):
+            return bytes(image)
+        if not isinstance(image, str):
+            raise DataError(where, f"is {image!r:.80}", fix=_FIX)
+        if image.startswith(("http://", "https://")):
+            raise DataError(
+                where, f"is the address {image:.80}", fix="fetch it before, and store its bytes or its path"
+            )
+        kind, _, data = image.partition(";base64,")
+        if data and kind.startswith("data:"):
+            return _from_base64(data, where, f"is {image[:60]}..., no base64")
+        path = Path(self._folder or "", Path(image.removeprefix("file://")).expanduser())
+        try:
+            return path.read_bytes()
+        except (IsADirectoryError, PermissionError) as error:
+            raise DataError(where, f"{path} cannot be read: {error.strerror}", fix=_FIX) from error
+        except (OSError, ValueError):  # no such file, or no name of one
+            return _from_base64(image, where, f"there is no file {path!s:.200}")
 
 
 def image_of(part: Mapping[str, Any]) -> Any:
@@ -73,41 +124,21 @@ def image_of(part: Mapping[str, Any]) -> Any:
     return value.get("url") if isinstance(value, Mapping) and "url" in value else value
 
 
-def _picture(image: Any, where: str) -> Any:
-    from PIL import Image, UnidentifiedImageError
+def _upright(picture: Any) -> Any:
+    """``picture`` in RGB as a camera held it, on white where it is transparent: as ``datasets`` and transformers do."""
+    from PIL import Image, ImageOps
 
-    if isinstance(image, Image.Image):
-        return image.convert("RGB")
+    if picture.mode[0] in "IF":
+        raise ValueError(f"its pixels are of the kind {picture.mode}, and would be cut to 8 bits, mostly to white")
+    picture = ImageOps.exif_transpose(picture)
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+    return picture.convert("RGB")
+
+
+def _from_base64(text: str, where: str, problem: str) -> bytes:
     try:
-        with Image.open(io.BytesIO(_bytes(image, where))) as opened:
-            return opened.convert("RGB")
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise DataError(where, f"cannot be read: {error}", fix=_FIX) from error
-
-
-def _bytes(image: Any, where: str) -> bytes:
-    if isinstance(image, Mapping):  # as ``datasets`` keeps one
-        image = image.get("bytes") or image.get("path")
-    if isinstance(image, bytes | bytearray | memoryview):
-        return bytes(image)
-    if not isinstance(image, str):
-        raise DataError(where, f"is {image!r:.80}", fix=_FIX)
-    if image.startswith(("http://", "https://")):
-        raise DataError(where, f"is the address {image:.80}", fix="fetch it before, and store its bytes or its path")
-    kind, _, data = image.partition(";base64,")
-    if data and kind.startswith("data:"):
-        return base64.b64decode(data)
-    if path := _file(image.removeprefix("file://")):
-        return path.read_bytes()
-    try:
-        return base64.b64decode(image, validate=True)
+        return base64.b64decode("".join(text.split()), validate=True)
     except ValueError as error:
-        raise DataError(where, f"there is no file {image:.200}", fix=_FIX) from error
-
-
-def _file(name: str) -> Path | None:
-    try:
-        path = Path(name).expanduser()
-        return path if path.is_file() else None
-    except OSError:  # base64 is too long for a name
-        return None
+        raise DataError(where, problem, fix=_FIX) from error

@@ -199,10 +199,13 @@ class _ParquetRows(RawRows):
 
 
 class _DatasetRows(RawRows):
-    """A ``datasets.Dataset``."""
+    """A ``datasets.Dataset``, but for images, which stay files: bytes and path."""
 
     def __init__(self, dataset: Any, *, name: str, fingerprint: str) -> None:
-        self._dataset = dataset
+        import datasets
+
+        self._dataset = dataset.with_format("arrow")
+        self._features = datasets.Features(_undecoded(dataset.features))
         self._name = name
         super().__init__(fingerprint=f"{fingerprint} {name}", column_names=dataset.column_names)
 
@@ -210,10 +213,23 @@ class _DatasetRows(RawRows):
         return len(self._dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return cast(dict[str, Any], self._dataset[index])
+        return cast(dict[str, Any], self._features.decode_example(self._dataset[index].to_pylist()[0]))
 
     def describe(self, index: int) -> str:
         return f"{self._name}, row {index}"
+
+
+def _undecoded(feature: Any) -> Any:
+    """``feature`` of ``datasets`` without the decoding of images."""
+    import datasets
+
+    if isinstance(feature, datasets.Image):
+        return datasets.Image(decode=False)
+    if isinstance(feature, Mapping):
+        return {name: _undecoded(inner) for name, inner in feature.items()}
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return type(feature)(_undecoded(feature.feature))
+    return feature
 
 
 def _hub_splits(path: str, split: str | None) -> dict[str, RawRows]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from burnish.data.index import (
     read_index,
 )
 from burnish.data.manifest import MANIFEST_NAME, Manifest, read_manifest
+from burnish.data.pictures import ImageReader
 from burnish.data.pool import refuse_in_pool
 from burnish.errors import DataError
 from burnish.log import get_logger
@@ -40,7 +42,7 @@ from burnish.storage.transfer import fetch
 
 log = get_logger(__name__)
 
-CACHE_VERSION = 4
+CACHE_VERSION = 5
 """Raise it when what is kept in the cache changes, or what a row has to be."""
 
 
@@ -69,6 +71,7 @@ def open_store(
     image_token_id: int | None = None,
     image_merge_size: int | None = None,
     admit: Callable[[str, Manifest], None] | None = None,
+    image_reader: Callable[[], ImageReader] | None = None,
     cache_dir: str | Path | None = None,
     force_recache: bool = False,
     disable_cache: bool = False,
@@ -84,6 +87,7 @@ def open_store(
         image_token_id: placeholder of images; ``None`` counts none.
         image_merge_size: patches along each side that one placeholder stands for.
         admit: called with place and manifest of each store that has one, before any row is fetched.
+        image_reader: called where rows have compressed images; ``None`` for a store of which no such row is read.
         cache_dir: where downloads, conversions and indices are kept; ``None`` is the user's cache.
         force_recache: fetch and work everything out anew.
         disable_cache: keep nothing beyond this process.
@@ -97,18 +101,27 @@ def open_store(
     shards, manifests = _bring_shards(place, admit=admit, caching=caching)
     home = _home(place, shards, root=private_folder() if disable_cache else cache_root(cache_dir))
     convert = partial(_convert, shards, checksums=_checksums(manifests))
-    converted = publish_once(home / "rows", build=convert, force=force_recache)
-    arrows = arrow_files(shards, converted)
+    arrows = arrow_files(shards, publish_once(home / "rows", build=convert, force=force_recache))
     rules = Rules(max_length, truncation, num_embeddings, image_token_id, image_merge_size)
+    index_folder = _bring_index(home, shards, arrows, rules=rules, force=force_recache)
+    _require_unchanged(place, shards)
+    index, manifest = read_index(index_folder), manifests.get("")
+    report = _make_report(name, place, index, manifest)
+    store = Store(report, shards=shards, files=arrows, index=index, folder=index_folder, manifest=manifest)
+    if image_reader and index.compressed:
+        store.read_images_by(image_reader())
+    return store
+
+
+def _bring_index(home: Path, shards: Sequence[Shard], arrows: Sequence[Path], *, rules: Rules, force: bool) -> Path:
     # Byte addresses are those of one generation of converted files.
     key = _digest([asdict(rules), [describe_file(file).identity for file in arrows]])
-    build = partial(build_index, shards, arrows, rules=rules)
-    index_folder = publish_once(home / f"index-{key}", build=build, force=force_recache)
+    return publish_once(home / f"index-{key}", build=partial(build_index, shards, arrows, rules=rules), force=force)
+
+
+def _require_unchanged(place: str, shards: Sequence[Shard]) -> None:
     if any(describe_file(s.path, name=s.file.name) != s.file for s in shards if not s.file.source):
         raise DataError(place, "was changed while it was read", fix="start again when it is written")
-    index = read_index(index_folder)
-    report = _make_report(name, place, index, manifests.get(""))
-    return Store(report, shards=shards, files=arrows, index=index, folder=index_folder, manifest=manifests.get(""))
 
 
 def _refuse_within(place: str, root: Path) -> None:
@@ -174,6 +187,7 @@ class Store:
         manifest: Manifest | None,
     ) -> None:
         """Map the Arrow ``files`` that hold the rows of ``shards``, and the entries of their ``index`` in ``folder``."""
+        self._image_reader: ImageReader | None = None
         self.name = report.name
         self.report = report
         self.manifest = manifest
@@ -188,7 +202,7 @@ class Store:
         self.num_patches: IntArray = np.broadcast_to(np.int32(0), len(self.lengths))
         if index.images:
             self._images = np.frombuffer(map_file(folder / IMAGES_FILE), RECORD)
-            self._grids = np.frombuffer(map_file(folder / GRIDS_FILE), np.int64).reshape(-1, 3)
+            self._grids = np.frombuffer(map_file(folder / GRIDS_FILE), np.int64).reshape(-1, 4)
             self.num_patches = np.zeros(len(self.lengths), np.int32)
             self.num_patches[self._images["row"]] = self._images["patches"]
         self._row, self._ids_at, self._mask_at = fields["row"], fields["ids_at"], fields["mask_at"]
@@ -206,12 +220,36 @@ class Store:
         images = self._images_of(index, mapped) if self.num_patches[index] else None
         return Example(ids, mask.astype(np.uint8, copy=False), images)
 
+    def read_images_by(self, reader: ImageReader) -> None:
+        """Make pixels of compressed images by ``reader``.
+
+        Raises:
+            DataError: the row with most patches gets others than it should, as it does where sizes are other ones.
+        """
+        self._image_reader = reader
+        _ = self[int(self.num_patches.argmax())]
+
     def _images_of(self, index: int, mapped: pa.Buffer) -> Images:
         record = self._images[np.searchsorted(self._images["row"], index)]
         patches, features, first = int(record["patches"]), int(record["features"]), int(record["first_image"])
-        kind = np.dtype(record["kind"].decode())
-        pixels = np.frombuffer(mapped, kind, patches * features, int(record["pixels_at"]))
-        return Images(pixels.reshape(patches, features), self._grids[first : first + int(record["images"])])
+        of_images = self._grids[first : first + int(record["images"])]
+        kind, start = np.dtype(record["kind"].decode()), int(record["data_at"])
+        if features:
+            pixels = np.frombuffer(mapped, kind, patches * features, start)
+            return Images(pixels.reshape(patches, features), of_images[:, :3])
+        ends = start + np.cumsum([0, *of_images[:, 3]])
+        return self._read([mapped[a:b].to_pybytes() for a, b in pairwise(ends.tolist())], of_images[:, :3], index)
+
+    def _read(self, files: Sequence[bytes], grid: IntArray, index: int) -> Images:
+        assert self._image_reader, "opened without image_reader"
+        try:
+            images = self._image_reader.read(files)
+        except DataError as error:
+            raise DataError(f"{self.locate(index)}, {error.where}", error.problem, fix=error.fix) from error
+        if not np.array_equal(images.grid_thw, grid):
+            problem = f"its images become the grid {images.grid_thw.tolist()}, not image_grid_thw {grid.tolist()}"
+            raise DataError(self.locate(index), problem, fix="tokenize it again with this model's own processor")
+        return images
 
     def locate(self, index: int) -> str:
         """Where the row stands at its source: ``file, row n``."""

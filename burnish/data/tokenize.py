@@ -48,6 +48,10 @@ class TokenizerSettings:
     """Placeholder of a model that takes images."""
     image_merge_size: int = 1
     """Patches along each side that one placeholder stands for."""
+    compressed_images: bool = False
+    """Whether examples keep the images as they are, instead of pixels."""
+    image_folder: str | None = None
+    """Where relative paths of images begin."""
 
     def load(self) -> "ConversationTokenizer":
         """The tokenizer of these settings."""
@@ -87,7 +91,10 @@ class ConversationTokenizer:
     @cached_property
     def _images(self) -> ImageReader:
         """Made when a row has an image."""
-        return ImageReader(self._settings.model_path, trust_remote_code=self._settings.trust_remote_code)
+        settings = self._settings
+        return ImageReader(
+            settings.model_path, trust_remote_code=settings.trust_remote_code, folder=settings.image_folder
+        )
 
     @property
     def tokenizer_hash(self) -> str:
@@ -100,9 +107,11 @@ class ConversationTokenizer:
         return self._settings.image_token_id is not None
 
     @property
-    def image_description(self) -> str:
-        """Of all that decides the patches of an image; empty where there are none."""
-        return self._images.description if self.takes_images else ""
+    def image_description(self) -> list[str | bool | None]:
+        """Of all that decides what is kept of an image; empty where there are none."""
+        settings = self._settings
+        kept = [settings.compressed_images, settings.image_folder]
+        return [self._images.description, *kept] if self.takes_images else []
 
     @property
     def template_hash(self) -> str:
@@ -206,7 +215,13 @@ class ConversationTokenizer:
         if count != len(given):
             problem = f"{len(given)} images, and {count} placeholder tokens in the rendered text"
             raise DataError("messages", problem, fix="use the model's own chat template, and no placeholder in a text")
-        return self._images.read(given) if given else None
+        if not given:
+            return None
+        if not self._settings.compressed_images:
+            return self._images.read(given)
+        files = self._images.files(given)
+        read = self._images.read(files)
+        return Images(read.pixel_values[:0], read.grid_thw, files)
 
     def _spread(self, values: Any, images: Images, ids: Ids | None = None) -> Any:
         """``values`` of the tokens ``ids``, by default themselves, with each placeholder as often as its image has tokens."""

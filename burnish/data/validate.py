@@ -18,7 +18,7 @@ from burnish.data.example import IntArray
 from burnish.errors import DataError
 
 FORBIDDEN = ("labels", "num_actions")
-COLUMNS = ("input_ids", "loss_mask", "attention_mask", "pixel_values", "image_grid_thw", *FORBIDDEN)
+COLUMNS = ("input_ids", "loss_mask", "attention_mask", "pixel_values", "images", "image_grid_thw", *FORBIDDEN)
 """All other columns of a store are ignored."""
 
 WHAT_TO_STORE = {

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from burnish.data.chat import ChatReader, Conversation, Dropped, chat_reader
 from burnish.data.encoder import fast_engine_installed
-from burnish.data.example import Example
+from burnish.data.example import Example, Images
 from burnish.data.images import IMAGE_COLUMNS, IMAGE_TYPES, ImageRow, nested_column
 from burnish.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, write_manifest
 from burnish.data.pool import GUARD, map_in_processes, refuse_in_pool
@@ -41,10 +41,12 @@ log = get_logger(__name__)
 
 SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("loss_mask", pa.list_(pa.uint8())), ("raw_row", pa.int64())])
 """``raw_row`` is the number of the row in the dataset that it was made from."""
-RECIPE_VERSION = 3
+RECIPE_VERSION = 4
 """Raised when the same rows and settings give other bytes than before."""
 BATCH_ROWS = 256
 """Rows encoded together, and written as one record batch."""
+IMAGE_BATCH_ROWS = 16
+"""The same where rows may have images."""
 SHARD_ROWS = (512, 16384)
 """Fewest and most raw rows that become one file."""
 SAMPLED_ROWS = (8, 32)
@@ -147,6 +149,7 @@ class ShardWriter:
     def __init__(self, rows: RawRows, reader: ChatReader, settings: TokenizerSettings) -> None:
         self._rows = rows
         self._reader = reader
+        self._settings = settings
         self.tokenizer = settings.load()
 
     def try_fast_engine(self) -> bool:
@@ -172,11 +175,12 @@ class ShardWriter:
         dropped: Counter[str] = Counter()
         examples: dict[str, str] = {}
         rows = tokens = targets = 0
-        schema = _schema(self.tokenizer.takes_images)
+        schema = _schema(self._settings)
+        batch_rows = IMAGE_BATCH_ROWS if self.tokenizer.takes_images else BATCH_ROWS
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for first in range(start, stop, BATCH_ROWS):
+            for first in range(start, stop, batch_rows):
                 kept, raw_rows = [], []
-                numbers = range(first, min(first + BATCH_ROWS, stop))
+                numbers = range(first, min(first + batch_rows, stop))
                 for number, result in zip(numbers, self._encode(numbers), strict=True):
                     if isinstance(result, Dropped):
                         dropped[result.reason] += 1
@@ -238,7 +242,7 @@ class TokenizeJob:
             tools_key=source["tools_key"],
             system_key=source["system_key"],
         )
-        self._settings = source["tokenizer_settings"]
+        self._settings = replace(source["tokenizer_settings"], image_folder=_folder_of(path))
         self.writer = ShardWriter(self._rows, self._reader, self._settings)
 
     @property
@@ -342,9 +346,18 @@ def _work(task: Task) -> Shard:
     return _writers[0].write(task)
 
 
-def _schema(with_images: bool) -> pa.Schema:
-    fields = [pa.field(name, kind) for name, kind in IMAGE_TYPES.items()] if with_images else []
-    return pa.schema([*SCHEMA, *fields])
+def _folder_of(path: str) -> str | None:
+    """The local folder that is or holds the dataset ``path``."""
+    place = Path(path).expanduser()
+    if is_remote(path) or not place.exists():
+        return None
+    return str((place if place.is_dir() else place.parent).absolute())
+
+
+def _schema(settings: TokenizerSettings) -> pa.Schema:
+    absent = "pixel_values" if settings.compressed_images else "images"
+    names = [name for name in IMAGE_COLUMNS if name != absent] if settings.image_token_id is not None else []
+    return pa.schema([*SCHEMA, *(pa.field(name, IMAGE_TYPES[name]) for name in names)])
 
 
 def _record_batch(examples: Sequence[Example], raw_rows: Sequence[int], *, schema: pa.Schema) -> pa.RecordBatch:
@@ -356,7 +369,13 @@ def _record_batch(examples: Sequence[Example], raw_rows: Sequence[int], *, schem
     arrays = [pa.ListArray.from_arrays(offsets, pa.array(column)) for column in columns]
     arrays.append(pa.array(raw_rows, pa.int64()))
     if len(schema) > len(arrays):
-        found = [(number, example.images) for number, example in enumerate(examples)]
-        rows = [ImageRow(n, images.pixel_values, images.grid_thw.astype(np.int64)) for n, images in found if images]
-        arrays += [nested_column(rows, name=name, num_rows=len(examples)) for name in IMAGE_COLUMNS]
+        rows = [_image_row(number, one.images) for number, one in enumerate(examples) if one.images]
+        arrays += [nested_column(rows, name=name, num_rows=len(examples)) for name in schema.names[len(arrays) :]]
     return pa.record_batch(arrays, schema=schema)
+
+
+def _image_row(number: int, images: Images) -> ImageRow:
+    grid, files = images.grid_thw.astype(np.int64), images.files
+    if not files:
+        return ImageRow(number, images.pixel_values, grid, np.zeros(len(grid), np.int64))
+    return ImageRow(number, np.frombuffer(b"".join(files), np.uint8), grid, np.array([len(file) for file in files]))

@@ -183,9 +183,6 @@ def test_megatron_sizes_that_fit_break_no_rule(words):
 @pytest.mark.parametrize(
     "word",
     [
-        "model.freeze=vision",
-        "optimizer_config.lr_by_part={vision: 1e-6}",
-        "images=lazy",
         "eval_generate.prompts=[hello]",
         "torch_profiler_config={wait: 1}",
         "record_memory=true",

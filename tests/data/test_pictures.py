@@ -2,13 +2,17 @@
 
 import base64
 import io
+from functools import partial
 
+import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from burnish.data.chat import Dropped
 from burnish.data.pictures import ImageReader
+from burnish.data.store import open_store
 from burnish.data.tokenize import TokenizerSettings
 from burnish.data.write import write_store
 from burnish.errors import DataError
@@ -41,10 +45,8 @@ def row(*parts, answer="yes", **columns):
     return {"messages": messages, **columns}
 
 
-def encoded(model_dir, tmp_path, *rows, **settings):
-    """The rows of the store that is made of ``rows``."""
-    from burnish.data.store import open_store
-
+def encoded(model_dir, tmp_path, *rows, dataset=None, num_workers=0, **settings):
+    """The rows of the store that is made of ``rows``, or of ``dataset``."""
     source = {
         "split": None,
         "tokenizer_settings": TokenizerSettings(
@@ -53,16 +55,41 @@ def encoded(model_dir, tmp_path, *rows, **settings):
         "messages_key": None,
         "tools_key": None,
         "system_key": None,
-        "num_workers": 0,
+        "num_workers": num_workers,
         "cache_dir": str(tmp_path / "cache"),
         "force_recache": False,
         "disable_cache": False,
     }
-    out = tmp_path / "store"
-    write_store(str(write_jsonl(tmp_path / "rows.jsonl", list(rows))), out=str(out), **source)
+    out = tmp_path / "stores" / str(len(list(tmp_path.glob("stores/*"))))
+    path = dataset or write_jsonl(tmp_path / "rows.jsonl", list(rows))
+    write_store(str(path), out=str(out), **source)
     return open_store(
-        str(out), name="s", image_token_id=IMAGE, image_merge_size=MERGE, cache_dir=str(tmp_path / "cache")
+        str(out),
+        name="s",
+        image_token_id=IMAGE,
+        image_merge_size=MERGE,
+        image_reader=partial(ImageReader, str(model_dir)),
+        cache_dir=str(tmp_path / "cache"),
     )
+
+
+def assert_same(store, other):
+    assert len(store) == len(other) > 0
+    for number in range(len(store)):
+        one, two = store[number], other[number]
+        assert np.array_equal(one.input_ids, two.input_ids)
+        assert np.array_equal(one.loss_mask, two.loss_mask)
+        assert (one.images is None) == (two.images is None)
+        if one.images:
+            assert np.array_equal(one.images.pixel_values, two.images.pixel_values)
+            assert np.array_equal(one.images.grid_thw, two.images.grid_thw)
+
+
+def files_in(store_folder):
+    """Of all rows, the images that a store holds."""
+    tables = [pa.ipc.open_file(str(file)).read_all() for file in sorted(store_folder.glob("*.arrow"))]
+    assert all("pixel_values" not in table.column_names for table in tables)
+    return [image for table in tables for row in table["images"].to_pylist() for image in row or ()]
 
 
 def test_placeholders_are_as_many_as_the_grid_says_and_never_targets(model_dir, tmp_path):
@@ -116,7 +143,10 @@ def test_images_of_a_column_are_taken_in_order(model_dir, tmp_path):
         (row("look", images=["AAAA"]), "1 more images than parts"),
         (row({"type": "image", "image": "https://example.com/a.png"}), "is the address https://example.com/a.png"),
         (row({"type": "image", "image": "/nowhere/a.png"}), "there is no file /nowhere/a.png"),
-        (row({"type": "image", "image": base64.b64encode(b"no image").decode()}), "image 0: cannot be read"),
+        (
+            row({"type": "image", "image": base64.b64encode(b"no image").decode()}),
+            "image 0: is no picture, but the bytes b'no image'",
+        ),
         (row("a <|image_pad|> typed"), "0 images, and 1 placeholder tokens"),
         (
             {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": [{"type": "image"}]}]},
@@ -148,3 +178,91 @@ def test_a_model_of_text_takes_no_image(model_dir):
     assert not isinstance(conversation, Dropped)
     with pytest.raises(DataError, match="the model takes none"):
         settings.load().encode([conversation])
+
+
+def test_rows_of_compressed_images_equal_rows_of_pixels(model_dir, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    picture(3).save(tmp_path / "pictures" / "a.jpg")
+    there = {"type": "image"}
+    first, second = {"type": "image", "image": base64_of(picture(1))}, {"type": "image", "path": "pictures/a.jpg"}
+    turns = [
+        {"role": "user", "content": [first, second, {"type": "text", "text": "and"}]},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": ["more", there]},
+        {"role": "assistant", "content": "two"},
+    ]
+    last = base64_of(picture(2, (32, 40)))
+    rows = [row("hi"), {"messages": turns, "images": [last]}, row(there, image="pictures/a.jpg"), row(first)]
+    for settings in ({}, {"train_on_what": "all_assistant_messages"}, {"max_length": 60}):
+        pixels = encoded(model_dir, tmp_path, *rows, **settings)
+        lazy = encoded(model_dir, tmp_path, *rows, compressed_images=True, **settings)
+        assert_same(lazy, pixels)
+        assert lazy.report == pixels.report
+        assert lazy.num_patches.tolist() == pixels.num_patches.tolist()
+    assert pixels.report.dropped == {"image_too_long": 1}
+    jpeg = (tmp_path / "pictures" / "a.jpg").read_bytes()
+    pngs = [as_bytes(picture(1)), base64.b64decode(last)]
+    assert files_in(tmp_path / "stores" / "1") == [pngs[0], jpeg, pngs[1], jpeg, pngs[0]]
+
+
+def test_relative_paths_begin_in_the_folder_of_the_dataset(model_dir, tmp_path, monkeypatch):
+    for name, seed in (("one", 1), ("two", 2), ("here", 3)):
+        (tmp_path / name).mkdir()
+        picture(seed).save(tmp_path / name / "a.png")
+        write_jsonl(tmp_path / name / "rows.jsonl", [row({"type": "image", "image": "a.png"})])
+    monkeypatch.chdir(tmp_path / "here")
+    for seed, dataset in ((1, tmp_path / "one" / "rows.jsonl"), (2, tmp_path / "two"), (3, "rows.jsonl")):
+        store = encoded(model_dir, tmp_path, dataset=dataset)
+        assert np.array_equal(
+            store[0].images.pixel_values, ImageReader(str(model_dir)).read([picture(seed)]).pixel_values
+        )
+
+
+@pytest.mark.parametrize("kind", ["parquet", "save_to_disk"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_images_as_datasets_keeps_them(model_dir, tmp_path, kind, lazy):
+    datasets.disable_progress_bars()
+    jpeg, picture_file = as_bytes(picture(1), "JPEG"), tmp_path / "b.png"
+    picture(2).save(picture_file)
+    part = {"type": datasets.Value("string"), "text": datasets.Value("string"), "image": datasets.Image()}
+    features = datasets.Features(
+        {
+            "messages": datasets.List({"role": datasets.Value("string"), "content": datasets.List(part)}),
+            "images": datasets.List(datasets.Image()),
+        }
+    )
+    text, there = {"type": "text", "text": "see", "image": None}, {"type": "image", "text": None, "image": None}
+    inside = there | {"image": {"bytes": jpeg, "path": None}}
+    answer = {"role": "assistant", "content": [text]}
+    rows = [
+        {"messages": [{"role": "user", "content": [text, inside]}, answer], "images": None},
+        {
+            "messages": [{"role": "user", "content": [there, text, there]}, answer],
+            "images": [str(picture_file), picture(3)],
+        },
+        {"messages": [{"role": "user", "content": [text]}, answer], "images": []},
+    ]
+    made = datasets.Dataset.from_list(rows, features=features)
+    place = tmp_path / ("d.parquet" if kind == "parquet" else "d")
+    made.to_parquet(place) if kind == "parquet" else made.save_to_disk(place)
+    store = encoded(model_dir, tmp_path, dataset=place, compressed_images=lazy)
+    reader = ImageReader(str(model_dir))
+    assert np.array_equal(store[0].images.pixel_values, reader.read([jpeg]).pixel_values)
+    assert np.array_equal(store[1].images.pixel_values, reader.read([picture(2), picture(3)]).pixel_values)
+    assert store[2].images is None
+    if lazy:
+        assert files_in(tmp_path / "stores" / "0")[:2] == [jpeg, picture_file.read_bytes()]
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_processes_write_the_bytes_that_one_writes(model_dir, tmp_path, lazy):
+    def image(number):
+        return {"type": "image", "image": base64_of(picture(number, (8 + number % 9, 12)))}
+
+    rows = [row(f"look {number}", image(number)) if number % 25 == 0 else row(f"{number}") for number in range(600)]
+    for workers in (0, 2):
+        encoded(model_dir, tmp_path, *rows, num_workers=workers, compressed_images=lazy)
+    stores = [sorted((tmp_path / "stores" / name).iterdir()) for name in "01"]
+    assert [file.name for file in stores[0]] == [file.name for file in stores[1]]
+    assert len(stores[0]) == 3
+    assert [file.read_bytes() for file in stores[0]] == [file.read_bytes() for file in stores[1]]
