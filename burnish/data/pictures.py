@@ -112,10 +112,17 @@ def _bytes(image: Any, where: str) -> bytes:
     kind, _, data = image.partition(";base64,")
     if data and kind.startswith("data:"):
         return base64.b64decode(data)
-    path = Path(image.removeprefix("file://")).expanduser()
-    if path.is_file():
+    if path := _file(image.removeprefix("file://")):
         return path.read_bytes()
     try:
         return base64.b64decode(image, validate=True)
     except ValueError as error:
         raise DataError(where, f"there is no file {image:.200}", fix=_FIX) from error
+
+
+def _file(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if path.is_file() else None
+    except OSError:  # base64 is too long for a name
+        return None
