@@ -5,7 +5,7 @@ The rule: an image is the bytes of its row or a file that its row names; nothing
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,21 @@ class ImageReader:
             DataError: one is not there; says which.
         """
         return tuple(self._file(image, f"image {number}") for number, image in enumerate(images))
+
+    def pictures(self, images: Images) -> Iterator[Any]:
+        """What the model sees of ``images``, as images of Pillow; of one that lasts, its first moment."""
+        from PIL import Image
+
+        found = self._processor
+        patch, merge, first = found.patch_size, found.merge_size, 0
+        for time, height, width in images.grid_thw.tolist():
+            patches = images.pixel_values[first : first + height * width].astype(np.float32)
+            first += time * height * width
+            # Squares of ``merge`` patches, and in them patches, go row by row; each patch is [colour, time, height, width].
+            blocks = patches.reshape(height // merge, width // merge, merge, merge, 3, -1, patch, patch)
+            pixels = blocks[:, :, :, :, :, 0].transpose(0, 2, 5, 1, 3, 6, 4).reshape(height * patch, width * patch, 3)
+            shades = (pixels * found.image_std + found.image_mean) / found.rescale_factor
+            yield Image.fromarray(np.rint(shades).clip(0, 255).astype(np.uint8))
 
     def _picture(self, image: Any, where: str) -> Any:
         from PIL import Image, UnidentifiedImageError

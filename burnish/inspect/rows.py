@@ -1,6 +1,8 @@
-"""Rows as the model will see them: decoded tokens, the trained ones marked."""
+"""Rows as the model will see them: decoded tokens, the trained ones marked, and the images."""
 
+import base64
 import html as markup
+import io
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -16,12 +18,14 @@ from rich.text import Text
 from burnish.assemble.data import open_train
 from burnish.assemble.model import cache_settings, require_valid
 from burnish.config import SFTConfig
-from burnish.data.example import Example
+from burnish.data.example import Example, Images
 from burnish.data.mixture import Mixture
+from burnish.data.pictures import ImageReader
 from burnish.data.rows import RawRows, open_rows
 from burnish.data.store import Store
 from burnish.errors import DataError
 from burnish.models.load import read_tokenizer
+from burnish.models.vision import VisionCard
 from burnish.storage.transfer import fetch
 
 _SHOWN = 3
@@ -34,6 +38,8 @@ body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem aut
 pre {{ white-space: pre-wrap; font: 13px/1.5 ui-monospace, monospace; border: 1px solid #8884; padding: 1rem }}
 mark {{ background: light-dark(#b9f0c5, #1d5c2e); color: inherit }}
 b {{ font-weight: normal; opacity: 0.6 }}
+figure {{ display: inline-block; margin: 0 1rem 0 0 }}
+img {{ min-width: 8rem; max-width: 100%; image-rendering: pixelated }}
 </style>
 {body}
 """
@@ -51,7 +57,8 @@ def show_rows(config: SFTConfig, *, row: int | None, sample: int | None, html: P
     Raises:
         BurnishError: the config or the data is wrong, or there is no such row.
     """
-    stores = open_train(config, require_valid(config))
+    card = require_valid(config)
+    stores = open_train(config, card)
     mixture, places = Mixture(stores), RowPlaces(config, stores)
     tokenizer = read_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     numbers = _chosen(len(mixture), row=row, sample=sample, seed=config.seed)
@@ -59,14 +66,24 @@ def show_rows(config: SFTConfig, *, row: int | None, sample: int | None, html: P
     titles = {n: f"row {n}: {places.locate(n)}, {counts[n]}" for n in numbers}
     remarks = [remark for store in stores for remark in _remarks(store)]
     if html is not None:
-        sections = [f"<h3>{markup.escape(titles[n])}</h3>{_as_html(mixture[n], tokenizer)}" for n in numbers]
+        rows = {n: mixture[n] for n in numbers}
+        has_images = any(example.images for example in rows.values())
+        reader = ImageReader(card.path, trust_remote_code=config.model.trust_remote_code) if has_images else None
+        sections = [
+            f"<h3>{markup.escape(titles[n])}</h3>{_figures(rows[n].images, card.vision, reader)}"
+            f"{_as_html(rows[n], tokenizer, card.vision)}"
+            for n in numbers
+        ]
         sections += [f"<p>{markup.escape(remark)}</p>" for remark in remarks]
         html.write_text(_PAGE.format(body="\n".join(sections)), encoding="utf-8")
         return
     console = Console(soft_wrap=True, highlight=False)
     for number in numbers:
         console.print(Text(f"── {titles[number]}", style="bold"))
-        console.print(_as_text(mixture[number], tokenizer, marked=not console.color_system))
+        example = mixture[number]
+        for caption in _captions(example.images, card.vision):
+            console.print(Text(caption))
+        console.print(_as_text(example, tokenizer, card.vision, marked=not console.color_system))
     for remark in remarks:
         console.print(Text(remark))
 
@@ -118,21 +135,50 @@ def _chosen(num_rows: int, *, row: int | None, sample: int | None, seed: int) ->
     return [int(number) for number in drawn]
 
 
-def _runs(example: Example, tokenizer: Any) -> Iterator[tuple[bool, bool, str]]:
-    """(whether they are targets, whether they are special tokens, text) of the runs of tokens that are alike."""
+def _captions(images: Images | None, vision: VisionCard | None) -> Iterator[str]:
+    """The size of each image in pixels, its grid of patches, and how many tokens stand for it."""
+    if images is None or vision is None:
+        return
+    for number, (time, height, width) in enumerate(images.grid_thw.tolist()):
+        pixels = f"{height * vision.patch_size} x {width * vision.patch_size} pixels"
+        tokens = time * height * width // vision.merge_size**2
+        yield f"image {number}: {pixels}, grid {time} x {height} x {width}, {tokens} placeholder tokens"
+
+
+def _figures(images: Images | None, vision: VisionCard | None, reader: ImageReader | None) -> str:
+    """The images as the model sees them, each over its caption."""
+    if images is None or reader is None:
+        return ""
+    figures = ""
+    for picture, caption in zip(reader.pictures(images), _captions(images, vision), strict=True):
+        stream = io.BytesIO()
+        picture.save(stream, "PNG")
+        data = base64.b64encode(stream.getvalue()).decode()
+        figures += f'<figure><img src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+    return figures
+
+
+def _runs(example: Example, tokenizer: Any, vision: VisionCard | None) -> Iterator[tuple[bool, bool, str]]:
+    """(whether they are targets, whether they are special tokens, text) of the runs of tokens that are alike.
+
+    Placeholders of images are counted, not repeated.
+    """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids = [int(number) for number in example.input_ids]
     targets = [False, *(bool(flag) for flag in example.loss_mask[1:])]
-    kinds = [(target, number in special) for number, target in zip(ids, targets, strict=True)]
-    for kind, run in groupby(range(len(ids)), key=kinds.__getitem__):
+    placeholder = vision.image_token_id if vision else None
+    kinds = [(t, number in special, number == placeholder) for number, t in zip(ids, targets, strict=True)]
+    for (target, is_special, is_image), run in groupby(range(len(ids)), key=kinds.__getitem__):
         tokens = [ids[position] for position in run]
-        yield *kind, tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        shown = tokens[:1] if is_image else tokens
+        text = tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        yield target, is_special, f"{text} x {len(tokens)}" if is_image else text
 
 
-def _as_text(example: Example, tokenizer: Any, *, marked: bool) -> Text:
+def _as_text(example: Example, tokenizer: Any, vision: VisionCard | None, *, marked: bool) -> Text:
     """Targets in green, special tokens dim; where there is no colour (``marked``), targets between ⟦ and ⟧."""
     text = Text()
-    for targets, runs in groupby(_runs(example, tokenizer), key=itemgetter(0)):
+    for targets, runs in groupby(_runs(example, tokenizer, vision), key=itemgetter(0)):
         text.append("⟦" if targets and marked else "")
         for _, special, run in runs:
             text.append(run, style=("green" if targets else "") + (" dim" if special else ""))
@@ -140,9 +186,9 @@ def _as_text(example: Example, tokenizer: Any, *, marked: bool) -> Text:
     return text
 
 
-def _as_html(example: Example, tokenizer: Any) -> str:
+def _as_html(example: Example, tokenizer: Any, vision: VisionCard | None) -> str:
     page = ""
-    for targets, runs in groupby(_runs(example, tokenizer), key=itemgetter(0)):
+    for targets, runs in groupby(_runs(example, tokenizer, vision), key=itemgetter(0)):
         text = "".join(f"<b>{markup.escape(run)}</b>" if special else markup.escape(run) for _, special, run in runs)
         page += f"<mark>{text}</mark>" if targets else text
     return f"<pre>{page}</pre>"

@@ -26,6 +26,8 @@ class VisionCard:
     image_token_id: int
     """Placeholder token, one for each square of ``merge_size`` patches along each side."""
     merge_size: int
+    patch_size: int
+    """Pixels along each side of a patch."""
     num_features: int
     """Numbers of one patch."""
     num_heads: int
@@ -55,6 +57,7 @@ class VisionCard:
         return cls(
             image_token_id=int(config.image_token_id),
             merge_size=int(facts["spatial_merge_size"]),
+            patch_size=int(facts["patch_size"]),
             num_features=int(facts.get("in_channels", facts.get("in_chans", 3)))
             * int(facts["temporal_patch_size"])
             * int(facts["patch_size"]) ** 2,

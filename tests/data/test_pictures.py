@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from burnish.data.chat import Dropped
+from burnish.data.example import Images
 from burnish.data.pictures import ImageReader
 from burnish.data.store import open_store
 from burnish.data.tokenize import TokenizerSettings
@@ -266,3 +267,27 @@ def test_processes_write_the_bytes_that_one_writes(model_dir, tmp_path, lazy):
     assert [file.name for file in stores[0]] == [file.name for file in stores[1]]
     assert len(stores[0]) == 3
     assert [file.read_bytes() for file in stores[0]] == [file.read_bytes() for file in stores[1]]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_pictures_come_back_as_the_model_sees_them(model_dir, kind):
+    reader = ImageReader(str(model_dir))
+    sent = [picture(0, size=(24, 16)), picture(1, size=(8, 40)), picture(2, size=(90, 50))]
+    images = reader.read(sent)
+    assert images.grid_thw.tolist() == [[1, 4, 6], [1, 10, 2], [1, 4, 10]]
+    found = list(reader.pictures(Images(images.pixel_values.astype(kind), images.grid_thw)))
+    resized = [sent[0], sent[1], sent[2].resize((40, 16), Image.Resampling.BICUBIC)]
+    for image, expected in zip(found, resized, strict=True):
+        assert image.size == expected.size
+        assert np.abs(np.asarray(image, int) - np.asarray(expected, int)).max() <= 1
+    assert np.array_equal(np.asarray(found[0]), np.asarray(sent[0]))
+
+
+def test_the_first_moment_is_shown_of_an_image_that_lasts(model_dir):
+    reader = ImageReader(str(model_dir))
+    first, second, last = (reader.read([picture(seed)]).pixel_values for seed in range(3))
+    images = Images(np.concatenate([first, second, last]), np.array([[2, 4, 6], [1, 4, 6]]))
+    found = [np.asarray(image) for image in reader.pictures(images)]
+    assert [np.array_equal(image, np.asarray(picture(seed))) for image, seed in zip(found, (0, 2), strict=True)] == [
+        True
+    ] * 2
