@@ -43,6 +43,8 @@ _WHOLE = {
 }
 """Of a layer, what every rank holds whole, with the norms where Megatron's parts and those of Transformer Engine keep
 them."""
+_LONG = re.compile(r"^model\.(?:language_(model\.)|(visual\.))")
+"""What newer folders of models that take images have at the front of a name."""
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(\w+)\.weight|(\w+)\.weight(\d+))")
 
@@ -100,7 +102,8 @@ def load_weights(models: Sequence[Any], path: str | Path, *, hf_config: Any, siz
     Raises:
         ConfigError: there are no such weights, or they are not those of this model.
     """
-    with opened(str(path)) as stored, torch.no_grad():
+    with opened(str(path)) as found, torch.no_grad():
+        stored = {_LONG.sub(r"\1", name): tensor for name, tensor in found.items()}
         if hf_config.tie_word_embeddings and _HEAD in stored and _EMBEDDING in stored:
             _require_equal(stored, path=str(path))
         for _, parameter in _named(models, hf_config=hf_config, sizes=sizes):
@@ -305,6 +308,8 @@ def _runs(prefix: str, name: str, *, value: Tensor, rank: int, hf_config: Any) -
     if name.startswith("self_attention.linear_qkv."):
         kind = name.rpartition(".")[2]
         return _head_runs(f"{prefix}self_attn.", kind, start=rank * rows, stop=(rank + 1) * rows, hf_config=hf_config)
+    if name.startswith("visual."):
+        return [Run(name, 0, 0, rows)]
     if name == "self_attention.linear_proj.weight":
         columns = value.shape[1]
         return [Run(f"{prefix}self_attn.o_proj.weight", 1, rank * columns, (rank + 1) * columns)]
