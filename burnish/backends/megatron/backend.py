@@ -102,7 +102,7 @@ class MegatronBackend:
         transformer_config_kwargs: Mapping[str, Any] = _NOTHING,
         optimizer_config_kwargs: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        self._rate: Callable[[int], float] = partial(recipe.rate, num_steps=num_steps)
+        self._rate: Callable[..., float] = partial(recipe.rate, num_steps=num_steps)
         self._ranks, self.layout, self._sizes = ranks, layout, sizes
         self._num_sources, self._objective, self._seed = num_sources, objective, seed
         self._dtype = DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
@@ -164,7 +164,7 @@ class MegatronBackend:
         lr = self._rate(batch.step)
         skipped = not all(map(isfinite, [*loss_sums, grad_norm]))
         if not skipped:
-            self._optimizer.apply(grad_norm=grad_norm, lr=lr)
+            self._optimizer.apply(grad_norm=grad_norm, rate=lambda part: self._rate(batch.step, part=part))
         self._optimizer.zero_grad()
         return StepResult(
             loss_sums=tuple(loss_sums),
@@ -278,7 +278,9 @@ class MegatronBackend:
         if model.training and (model.config.hidden_dropout or model.config.attention_dropout):
             self._seed_dropout(step, number, part=model.module.vp_stage or 0)
         images = embedded(model.module, inputs, card=self._vision) if self._vision else {}
-        return model(**inputs.call, **images), partial(self._loss, model=model.module, inputs=inputs, objective=objective)
+        return model(**inputs.call, **images), partial(
+            self._loss, model=model.module, inputs=inputs, objective=objective
+        )
 
     def _seed_dropout(self, step: int, micro_batch: int, *, part: int) -> None:
         """Ranks that share matrices drop the same of what they all hold; others, other parts of the model's."""

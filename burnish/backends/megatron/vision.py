@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from burnish.backends.megatron.thd import StageInputs
 from burnish.backends.optimizer import Recipe
 from burnish.backends.tensors import image_arrays, in_space
+from burnish.config.choices import ModelPart
 from burnish.data.batch import MicroBatch
 from burnish.models.attention import Segments
 from burnish.models.rotary import rotary_axes, rotary_frequencies
 from burnish.models.vision import VisionCard, part_of
-
-_TOWER = "visual"
-"""Its name in Megatron's model; what stands for it in stored names as well."""
 
 
 class Rotary(nn.Module):
@@ -56,13 +54,30 @@ def add_tower(models: Sequence[Any], shell: Any, *, dtype: torch.dtype) -> Visio
         if model.pre_process:
             with torch.device(torch.cuda.current_device()):
                 model.visual = type(tower)._from_config(tower.config, dtype=dtype, attn_implementation="sdpa")
+            model.deepstack = Deepstack(model.decoder.layers[: len(_deep_layers(tower.config))])
             for parameter in model.visual.parameters():
                 # By this mark Megatron keeps copies on ranks that share matrices from drifting apart.
                 parameter.average_gradients_across_tp_domain = True
     return VisionCard.of(shell.config, shell)
 
 
-def part(name: str) -> Any:
+class Deepstack:
+    """Features of images that are added to the outputs of the first layers, at the placeholders (Qwen3-VL)."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._left: list[Tensor] = []
+        for layer in layers:
+            layer.register_forward_hook(self._add)
+
+    def set(self, features: Sequence[Tensor], is_image: Tensor, *, like: Tensor) -> None:
+        """What the next forward adds: of each layer [placeholders, width], at the tokens ``is_image`` of ``like``."""
+        self._left = [torch.zeros_like(like).masked_scatter(is_image, one.to(like.dtype)) for one in features]
+
+    def _add(self, layer: Any, args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (output[0] + self._left.pop(0), *output[1:]) if self._left else output
+
+
+def part_of_model(name: str) -> ModelPart:
     """The part of the model that Megatron's parameter ``name``, of a wrapped model or not, belongs to."""
     return part_of(f"model.{name.removeprefix('module.')}")
 
@@ -71,7 +86,7 @@ def freeze(models: Sequence[Any], recipe: Recipe) -> None:
     """Leave gradients to those parameters only that ``recipe`` trains."""
     for model in models:
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(part(name) not in recipe.frozen)
+            parameter.requires_grad_(part_of_model(name) not in recipe.frozen)
 
 
 def with_images(
@@ -95,7 +110,12 @@ def embedded(model: Any, inputs: StageInputs, *, card: VisionCard) -> Mapping[st
     if not (model.pre_process and inputs.images):
         return {}
     pixels, grids = inputs.images["pixel_values"], inputs.images["image_grid_thw"]
-    features = model.visual(pixels.to(model.visual.dtype), grid_thw=grids).pooler_output
+    features = model.visual(pixels.to(model.visual.dtype), grid_thw=grids)
     words = model.embedding(input_ids=inputs.input_ids, position_ids=inputs.position_ids)
     is_image = (inputs.input_ids[0] == card.image_token_id)[:, None, None]
-    return {"decoder_input": words.masked_scatter(is_image, features.to(words.dtype))}
+    model.deepstack.set(features.get("deepstack_features") or (), is_image, like=words)
+    return {"decoder_input": words.masked_scatter(is_image, features.pooler_output.to(words.dtype))}
+
+
+def _deep_layers(config: Any) -> Sequence[int]:
+    return config.to_dict().get("deepstack_visual_indexes") or ()
