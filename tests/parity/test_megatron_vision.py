@@ -3,6 +3,7 @@
 A few cuts always; all of them with BURNISH_MEGATRON=all (``make test-megatron``).
 """
 
+import json
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,7 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from burnish.assemble.model import model_problems
 from burnish.backends.megatron.sizes import Sizes
+from burnish.config import load_config
+from burnish.models.load import read_card
 from tests.backends.megatron_runs import ALL, LIMITS, LR, on_megatron, opened, too_far
 from tests.backends.steps import batch_of
 from tests.vision_models import reference_run, save_vision_model, summed_loss, vision_rows
@@ -44,7 +48,6 @@ MORE = {
     for family in FAMILIES
     for cut in CUTS
     for tied in (False, True)
-    if (family, cut) != ("qwen3_vl", "VP2 packed")  # a layer a part, and two take features
 }
 CASES = {**ALWAYS, **MORE} if ALL else ALWAYS
 
@@ -70,11 +73,20 @@ def trained(folder, sizes, layout, out, settings):
         }
 
 
+def as_published(folder):
+    """What is tied stands in the config of the whole alone."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    del config["text_config"]["tie_word_embeddings"]
+    file.write_text(json.dumps(config))
+
+
 class Reference:
     """A model in a folder and what the hand-written loop makes of it."""
 
-    def __init__(self, folder, family, *, tied=False, **settings):
-        self.folder = save_vision_model(folder, family, tied=tied, layers=4)
+    def __init__(self, folder, family, *, tied=False, layers=4, **settings):
+        self.folder = save_vision_model(folder, family, tied=tied, layers=layers)
+        as_published(folder)
         steps = [vision_rows(number) for number in range(NUM_STEPS)]
         self.losses, self.norms, self.model = reference_run(self.folder, steps, lr=LR, **settings)
         with torch.no_grad():
@@ -126,7 +138,9 @@ def reference_of(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_cuts_equal_the_hand_written_loop(reference_of, matrix, case, tmp_path):
     family, tied, ranks, sizes, layout = CASES[case]
-    reference = reference_of(family, tied=tied)
+    # Two layers of Qwen3-VL are given features, so a part of it has two at least.
+    layers = {"layers": 8} if family == "qwen3_vl" and sizes == VP2 else {}
+    reference = reference_of(family, tied=tied, **layers)
     results = on_megatron(ranks, trained, reference.folder, sizes, layout, str(tmp_path / "out"), {})
     matrix[case] = reference.distances(results, tmp_path / "out")
     assert not too_far(matrix[case])
@@ -134,10 +148,12 @@ def test_cuts_equal_the_hand_written_loop(reference_of, matrix, case, tmp_path):
 
 
 RATES = {"vision": 1e-4, "projector": 3e-3}
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 RECIPES = {
     "rates, PP2": ({"rates": RATES}, {"lr_by_part": RATES}, 2, PP2),
     "words frozen, PP2": ({"frozen": ("language",)}, {"frozen": ("language",)}, 2, PP2),
     "tower frozen, DP2": ({"frozen": ("vision",)}, {"frozen": ("vision",)}, 2, {}),
+    "layers computed again, PP2": ({}, {"transformer_config_kwargs": RECOMPUTED}, 2, PP2),
     "all but words frozen": ({"frozen": ("vision", "projector")}, {"frozen": ("vision", "projector")}, 1, {}),
 }
 SOME_RECIPES = ("rates, PP2",)
@@ -168,16 +184,16 @@ def test_an_image_on_one_rank_only(reference_of):
         assert found == pytest.approx((loss, norm), rel=1e-5)
 
 
-def saved(folder, sizes, to):
+def saved(folder, sizes, frozen, to):
     """A checkpoint of the first step in ``to``."""
-    with opened(folder, sizes=Sizes(**sizes)) as backend:
+    with opened(folder, sizes=Sizes(**sizes), frozen=frozen) as backend:
         backend.train_step(batches(backend, "packed")[0])
         backend.save(to).wait()
 
 
-def resumed(folder, sizes, checkpoint):
+def resumed(folder, sizes, frozen, checkpoint):
     """(losses, norms) of the steps after the first."""
-    with opened(folder, sizes=Sizes(**sizes)) as backend:
+    with opened(folder, sizes=Sizes(**sizes), frozen=frozen) as backend:
         for model in backend._models:
             for parameter in model.parameters():
                 parameter.data.fill_(0.123)
@@ -186,15 +202,21 @@ def resumed(folder, sizes, checkpoint):
         return [r.loss for r in results], [r.grad_norm for r in results]
 
 
-CHAINS = {"TP2, PP2": (2, TP2, 2, PP2), "DP2, TP2": (2, {}, 2, TP2), "PP2 x DP2, 1": (4, PP2, 1, {})}
+CHAINS = {
+    "TP2, PP2": ((), 2, TP2, 2, PP2),
+    "DP2, TP2": ((), 2, {}, 2, TP2),
+    "PP2 x DP2, 1": ((), 4, PP2, 1, {}),
+    "words frozen: PP2, TP2": (("language",), 2, PP2, 2, TP2),
+    "tower frozen: 1, DP2": (("vision",), 1, {}, 2, {}),
+}
 
 
 @pytest.mark.parametrize("chain", CHAINS if ALL else ("TP2, PP2",))
 def test_a_checkpoint_goes_on_in_another_cut(reference_of, chain, tmp_path):
-    ranks, sizes, ranks_after, sizes_after = CHAINS[chain]
-    reference = reference_of("qwen2_5_vl", tied=True)
-    on_megatron(ranks, saved, reference.folder, sizes, tmp_path / "ck")
-    for losses, norms in on_megatron(ranks_after, resumed, reference.folder, sizes_after, tmp_path / "ck"):
+    frozen, ranks, sizes, ranks_after, sizes_after = CHAINS[chain]
+    reference = reference_of("qwen2_5_vl", tied=True, **({"frozen": frozen} if frozen else {}))
+    on_megatron(ranks, saved, reference.folder, sizes, frozen, tmp_path / "ck")
+    for losses, norms in on_megatron(ranks_after, resumed, reference.folder, sizes_after, frozen, tmp_path / "ck"):
         assert losses == pytest.approx(reference.losses[1:], rel=1e-5)
         assert norms == pytest.approx(reference.norms[1:], rel=1e-5)
 
@@ -222,3 +244,40 @@ FAULTS = {"images in a line": "qwen2_5_vl", "images of the words only": "qwen3_v
 def test_a_planted_fault_is_noticed(reference_of, fault):
     reference = reference_of(FAULTS[fault])
     assert too_far(reference.distances(on_megatron(1, faulty, reference.folder, fault)))
+
+
+REFUSED = {
+    "context_parallel_size=2": ("qwen2_5_vl", "context_parallel_size", "leave it out"),
+    "{tensor_model_parallel_size: 2, sequence_parallel_size: 2}": (
+        "qwen2_5_vl",
+        "sequence_parallel_size",
+        "leave it out",
+    ),
+    "transformer_config_kwargs.fp8=hybrid": ("qwen2_5_vl", "transformer_config_kwargs.fp8", "leave it out"),
+    "transformer_config_kwargs.apply_rope_fusion=true": (
+        "qwen2_vl",
+        "transformer_config_kwargs.apply_rope_fusion",
+        "leave it out",
+    ),
+    "transformer_config_kwargs.recompute_granularity=full": (
+        "qwen3_vl",
+        "transformer_config_kwargs.recompute_granularity",
+        "leave it out",
+    ),
+    "{pipeline_model_parallel_size: 2, virtual_pipeline_model_parallel_size: 2}": (
+        "qwen3_vl",
+        "pipeline_model_parallel_size",
+        "give sizes of 2 parts at most",
+    ),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_does_not_go_with_images_is_refused_by_name(reference_of, words):
+    family, key, fix = REFUSED[words]
+    folder = reference_of(family).folder
+    word = f"megatron_config={words}" if words.startswith("{") else f"megatron_config.{words}"
+    config = load_config(None, [f"model.path={folder}", "strategy=megatron", "megatron_config.cpu=true", word])
+    problems = {problem.key: problem for problem in model_problems(config, read_card(str(folder)))}
+    assert problems.keys() == {f"megatron_config.{key}"}
+    assert problems[f"megatron_config.{key}"].fix == fix
