@@ -34,7 +34,7 @@ test-chaos: $(VENV)/dev  ## kill a run twenty times, not three
 	CHAOS_KILLS=20 $(BIN)/python -m pytest -s tests/chaos
 
 test-megatron: $(VENV)/dev  ## Megatron in every cut, against the hand-written loop
-	BURNISH_MEGATRON=all $(BIN)/python -m pytest tests/parity/test_megatron.py tests/backends/test_megatron*.py \
+	BURNISH_MEGATRON=all $(BIN)/python -m pytest tests/parity/test_megatron*.py tests/backends/test_megatron*.py \
 		tests/runs/test_megatron.py
 
 check: $(VENV)/dev  ## format, lint, types, floors

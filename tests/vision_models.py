@@ -49,10 +49,10 @@ GRIDS = {"one": [(1, 4, 6)], "text": [], "two": [(1, 2, 2), (1, 4, 4)], "wide": 
 """Images of the rows of :func:`vision_rows`, in patches along time, height and width."""
 
 
-def config_of(family, *, tied=False):
+def config_of(family, *, tied=False, layers=3):
     from transformers import Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
 
-    text = TEXT | {"rope_parameters": ROPE, "tie_word_embeddings": tied}
+    text = TEXT | {"rope_parameters": ROPE, "tie_word_embeddings": tied, "num_hidden_layers": layers}
     if family == "qwen2_vl":
         tower = TOWER | {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2}
         return Qwen2VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=tied, **TOKENS)
@@ -65,13 +65,13 @@ def config_of(family, *, tied=False):
     return Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=tied, **TOKENS)
 
 
-def save_vision_model(folder: Path, family: str, *, tied: bool = False, seed: int = 0) -> Path:
+def save_vision_model(folder: Path, family: str, *, tied: bool = False, layers: int = 3, seed: int = 0) -> Path:
     """A model of ``family`` and a tokenizer in ``folder``."""
     from transformers import AutoModelForImageTextToText, AutoTokenizer
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     torch.manual_seed(seed)
-    model = AutoModelForImageTextToText.from_config(config_of(family, tied=tied), dtype=torch.float32)
+    model = AutoModelForImageTextToText.from_config(config_of(family, tied=tied, layers=layers), dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # as of a trained model: not 0, nor 1

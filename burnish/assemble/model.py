@@ -72,7 +72,7 @@ def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
         message, fix = f"{card.model_type} has no such parts", "leave it out, or name a vision-language model"
         strange = [Problem(key, value, message, fix) for key, value in by_part.items() if value]
     else:
-        strange = _vision_problems(config)
+        strange = _vision_problems(config, card)
     problems = [*strange, *(lora_problems(lora, card.linear_layers) if lora else ())]
     if balance and not card.has_balancing_loss:
         message = f"{card.model_type} has no experts, or transformers has no loss that balances them"
@@ -115,7 +115,7 @@ def on_one_rank(config: SFTConfig) -> SFTConfig:
     return config.model_copy(update={"megatron_config": whole})
 
 
-def _vision_problems(config: SFTConfig) -> list[Problem]:
+def _vision_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     """What a model that takes images does not go with."""
     fix, lora = "leave it out", config.model.lora.rank
     freeze, rates = config.model.freeze, config.optimizer_config.lr_by_part
@@ -137,9 +137,26 @@ def _vision_problems(config: SFTConfig) -> list[Problem]:
     if len(set(freeze)) == 3:
         problems.append(Problem("model.freeze", freeze, "leaves nothing to train", "leave a part out"))
     if config.strategy == "megatron":
-        message = "is a vision-language model, which strategy=megatron does not train"
-        problems.append(Problem("model.path", config.model.path, message, "write strategy=fsdp"))
+        problems += _vision_kwargs_problems(config, card)
     return problems
+
+
+def _vision_kwargs_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
+    """Fields of Megatron's config that a model that takes images does not go with."""
+    given = config.megatron_config.transformer_config_kwargs
+    wrong = {
+        "fp8": bool(given.get("fp8")),
+        "fp4": bool(given.get("fp4")),
+        # Its kernel for packed rows lets positions begin anew in each, in one dimension.
+        "apply_rope_fusion": bool(given.get("apply_rope_fusion")),
+        # A layer that is computed again would be given the features of another micro-batch.
+        "recompute_granularity": given.get("recompute_granularity") == "full" and card.model_type == "qwen3_vl",
+    }
+    key, message = (
+        "megatron_config.transformer_config_kwargs",
+        f"does not go with {card.model_type}, which takes images",
+    )
+    return [Problem(f"{key}.{name}", given[name], message, "leave it out") for name, found in wrong.items() if found]
 
 
 def tokenizer_settings(config: SFTConfig, card: ModelCard) -> TokenizerSettings:

@@ -69,18 +69,13 @@ def model_inputs(
     targets = np.flatnonzero(labels != IGNORE)
     arrays = {
         "input_ids": micro_batch.input_ids[:, held],
-        "position_ids": segments.positions()[:, held] if vision is None else _in_space(micro_batch, segments, vision),
+        "position_ids": segments.positions()[:, held] if vision is None else in_space(micro_batch, segments, vision),
         "target_positions": targets,
         "target_ids": labels.reshape(-1)[targets],
         "target_sources": micro_batch.segment_sources[:, held].reshape(-1)[targets].astype(np.int64),
         "is_token": micro_batch.segment_ids[:, held] > 0,
     }
-    if micro_batch.images:
-        arrays["pixel_values"] = np.concatenate([images.pixel_values for images in micro_batch.images]).astype(
-            np.float32
-        )
-        arrays["image_grid_thw"] = _grids(micro_batch)
-    sent = {name: _to_device(array, device) for name, array in arrays.items()}
+    sent = {name: _to_device(array, device) for name, array in {**arrays, **image_arrays(micro_batch)}.items()}
     return {"segments": segments, "num_tokens": int(arrays["is_token"].sum()), **sent}
 
 
@@ -123,7 +118,16 @@ def memory_peak_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _in_space(micro_batch: MicroBatch, segments: Segments, vision: VisionCard) -> NDArray[np.int64]:
+def image_arrays(micro_batch: MicroBatch) -> dict[str, NDArray[Any]]:
+    """The images of all rows one after another, if there are any: ``pixel_values`` and ``image_grid_thw``."""
+    if not micro_batch.images:
+        return {}
+    pixels = np.concatenate([images.pixel_values for images in micro_batch.images]).astype(np.float32)
+    return {"pixel_values": pixels, "image_grid_thw": _grids(micro_batch)}
+
+
+def in_space(micro_batch: MicroBatch, segments: Segments, vision: VisionCard) -> NDArray[np.int64]:
+    """[4, rows, length]: :func:`burnish.models.vision.positions_in_space` of a micro-batch."""
     return positions_in_space(micro_batch.input_ids, segments.rows, _grids(micro_batch), card=vision)
 
 

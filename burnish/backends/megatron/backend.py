@@ -35,6 +35,7 @@ from burnish.backends.megatron.sizes import Sizes
 from burnish.backends.megatron.spec import cost_without_engine
 from burnish.backends.megatron.tensor_files import begin_save, load_in_place
 from burnish.backends.megatron.thd import StageInputs, stage_inputs
+from burnish.backends.megatron.vision import add_tower, embedded, freeze, language_config, with_images
 from burnish.backends.megatron.weights import export_weights, load_weights
 from burnish.backends.optimizer import Recipe
 from burnish.backends.tensors import DTYPES, device_peak_flops, memory_peak_gib
@@ -42,7 +43,14 @@ from burnish.data.batch import Batch, MicroBatch
 from burnish.data.packing import Layout
 from burnish.errors import BurnishError
 from burnish.log import get_logger
-from burnish.models.load import blank_model, export_configs, read_config, read_tokenizer
+from burnish.models.load import (
+    blank_model,
+    export_configs,
+    export_processor,
+    read_config,
+    read_tokenizer,
+    takes_images,
+)
 from burnish.models.loss import CROSS_ENTROPY, Objective
 
 log = get_logger(__name__)
@@ -94,12 +102,13 @@ class MegatronBackend:
         transformer_config_kwargs: Mapping[str, Any] = _NOTHING,
         optimizer_config_kwargs: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        self._rate: Callable[[int], float] = partial(recipe.rate, num_steps=num_steps)
+        self._rate: Callable[..., float] = partial(recipe.rate, num_steps=num_steps)
         self._ranks, self.layout, self._sizes = ranks, layout, sizes
         self._num_sources, self._objective, self._seed = num_sources, objective, seed
         self._dtype = DTYPES[dtype or ("bfloat16" if ranks.device.type == "cuda" else "float32")]
         self._tokenizer = read_tokenizer(model_path, trust_remote_code=trust_remote_code, chat_template=chat_template)
-        self._hf_config = read_config(model_path, trust_remote_code=trust_remote_code)
+        hf_config = read_config(model_path, trust_remote_code=trust_remote_code)
+        self._hf_config, self._model_path = language_config(hf_config), model_path
         self._blank = partial(blank_model, model_path, trust_remote_code=trust_remote_code)
         with ExitStack() as undo:
             # A group of its own: the saving thread's messages must not mix with training's.
@@ -109,6 +118,9 @@ class MegatronBackend:
             if warning := cost_without_engine(sizes) if ranks.rank == 0 else "":
                 log.warning("%s", warning)
             self._models = build_model(self._hf_config, sizes=sizes, dtype=self._dtype, extra=transformer_config_kwargs)
+            shell = self._blank() if takes_images(hf_config) else None
+            self._vision = add_tower(self._models, shell, dtype=self._dtype) if shell else None
+            freeze(self._models, recipe)
             load_weights(self._models, Path(model_path), hf_config=self._hf_config, sizes=sizes)
             for model in self._models:
                 model._postprocess = _hidden_states
@@ -152,7 +164,7 @@ class MegatronBackend:
         lr = self._rate(batch.step)
         skipped = not all(map(isfinite, [*loss_sums, grad_norm]))
         if not skipped:
-            self._optimizer.apply(grad_norm=grad_norm, lr=lr)
+            self._optimizer.apply(grad_norm=grad_norm, rate=lambda part: self._rate(batch.step, part=part))
         self._optimizer.zero_grad()
         return StepResult(
             loss_sums=tuple(loss_sums),
@@ -208,6 +220,8 @@ class MegatronBackend:
         """Write the weights, the tokenizer and the model's configs as a Hugging Face folder; rank 0 writes."""
         if self._ranks.rank == 0:
             export_configs(folder, model=self._blank(), dtype=self._dtype, tokenizer=self._tokenizer)
+            if self._vision:
+                export_processor(folder, path=self._model_path)
         settings: dict[str, Any] = {"ranks": self._ranks, "hf_config": self._hf_config, "sizes": self._sizes}
         export_weights(self._models, folder, dtype=self._dtype, **settings)
         self._ranks.gather(None)
@@ -243,7 +257,7 @@ class MegatronBackend:
     def _inputs(self, micro_batch: MicroBatch, *, longest: int) -> StageInputs:
         # Interleaved stages do not tell each other how long a micro-batch is.
         num_tokens = 0 if self._sizes.virtual_pipeline is None else longest
-        return stage_inputs(
+        inputs = stage_inputs(
             micro_batch,
             segment_multiple=self.layout.segment_multiple,
             parts=self._sizes.context,
@@ -251,6 +265,10 @@ class MegatronBackend:
             device=self._ranks.device,
             num_tokens=num_tokens,
         )
+        if not self._vision:
+            return inputs
+        is_first = any(model.pre_process for model in self._models)
+        return with_images(inputs, micro_batch, card=self._vision, is_first=is_first, device=self._ranks.device)
 
     def _forward(
         self, data: Iterator[tuple[int, StageInputs]], model: Any, *, objective: Objective, step: int
@@ -259,7 +277,10 @@ class MegatronBackend:
         number, inputs = next(data)
         if model.training and (model.config.hidden_dropout or model.config.attention_dropout):
             self._seed_dropout(step, number, part=model.module.vp_stage or 0)
-        return model(**inputs.call), partial(self._loss, model=model.module, inputs=inputs, objective=objective)
+        images = embedded(model.module, inputs, card=self._vision) if self._vision else {}
+        return model(**inputs.call, **images), partial(
+            self._loss, model=model.module, inputs=inputs, objective=objective
+        )
 
     def _seed_dropout(self, step: int, micro_batch: int, *, part: int) -> None:
         """Ranks that share matrices drop the same of what they all hold; others, other parts of the model's."""

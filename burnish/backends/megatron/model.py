@@ -18,6 +18,7 @@ from torch.nn.functional import silu
 from burnish.backends.comm import Ranks, claim
 from burnish.backends.megatron.sizes import Sizes, has_experts, size_problems, window_of
 from burnish.backends.megatron.spec import block_spec, has_transformer_engine
+from burnish.backends.megatron.vision import Rotary
 from burnish.errors import ConfigError, Problem
 from burnish.models.rotary import rotary_frequencies
 
@@ -72,6 +73,9 @@ def transformer_config(hf_config: Any, *, sizes: Sizes, dtype: torch.dtype, extr
         raise ConfigError(problems)
     facts = hf_config.to_dict()
     settings = {**_shape(facts), **_experts(facts), **_cut(sizes, dtype), **_arithmetic()}
+    if section := facts["rope_parameters"].get("mrope_section"):
+        # Its kernel for packed rows begins anew in each sequence.
+        settings |= {"mrope_section": section, "apply_rope_fusion": False}
     if settings["window_size"] and sizes.context > 1 and has_transformer_engine():
         message = "Transformer Engine does not share rows of a model with sliding windows"
         raise ConfigError(
@@ -116,7 +120,7 @@ def _shape(facts: Mapping[str, Any]) -> dict[str, Any]:
         "gated_linear_unit": True,
         "activation_func": silu,
         "add_bias_linear": bool(facts.get("mlp_bias")),
-        "add_qkv_bias": facts["model_type"] == "qwen2" or bool(facts.get("attention_bias")),
+        "add_qkv_bias": facts["model_type"].startswith("qwen2") or bool(facts.get("attention_bias")),
         # Megatron counts the tokens before one's own.
         "window_size": None if widest is None else (widest - 1, 0),
         "window_attn_skip_freq": [int(window is not None) for window in windows],
@@ -192,12 +196,15 @@ def _part(hf_config: Any, config: Any, *, sizes: Sizes, part: int | None) -> Any
         max_sequence_length=hf_config.max_position_embeddings,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=part),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=part),
-        position_embedding_type="rope",
+        position_embedding_type="mrope" if config.mrope_section else "rope",
         share_embeddings_and_output_weights=hf_config.tie_word_embeddings,
         vp_stage=part,
     )
     here = torch.cuda.current_device()
-    model.rotary_pos_emb.inv_freq = rotary_frequencies(hf_config).to(device=here)
+    if config.mrope_section:
+        model.rotary_pos_emb = Rotary(hf_config, device=here)
+    else:
+        model.rotary_pos_emb.inv_freq = rotary_frequencies(hf_config).to(device=here)
     if model.pre_process and hf_config.pad_token_id is not None:
         model.embedding.word_embeddings.register_forward_hook(_without_gradient_of(hf_config.pad_token_id))
     return model.cuda(here)

@@ -3,17 +3,25 @@
 Its rule: it is always the distributed one, so that float32 masters and moments have one form on any number of ranks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import (
+    ChainedOptimizer,
+    OptimizerConfig,
+    get_megatron_optimizer,
+    get_standard_config_overrides,
+)
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamWithNamePredicate
 from torch import nn
 
 from burnish.backends.megatron.pieces import Held
+from burnish.backends.megatron.vision import part_of_model
 from burnish.backends.optimizer import Recipe
+from burnish.config.choices import ModelPart
 from burnish.errors import ConfigError, Problem
 
 KWARGS = "megatron_config.optimizer_config_kwargs"
@@ -56,7 +64,8 @@ class AdamOptimizer:
             raise ConfigError([problem])
         settings = _settings(recipe, dtype, extra)
         self._max_grad_norm = recipe.max_grad_norm
-        self._all: ChainedOptimizer = get_megatron_optimizer(settings, list(models))
+        groups = _groups(settings, recipe.lr_by_part)
+        self._all: ChainedOptimizer = get_megatron_optimizer(settings, list(models), groups)
         for group in self._all.param_groups:
             # Megatron leaves that to its own scheduler.
             group["weight_decay"] = recipe.weight_decay * group["wd_mult"]
@@ -90,13 +99,18 @@ class AdamOptimizer:
         self._all.prepare_grads()
         return float(self._all.get_grad_norm())
 
-    def apply(self, *, grad_norm: float, lr: float) -> None:
-        """One update of the weights, on all ranks, by gradients that have ``grad_norm`` before clipping."""
+    def apply(self, *, grad_norm: float, rate: Callable[[ModelPart], float]) -> None:
+        """One update of the weights, on all ranks, by gradients that have ``grad_norm`` before clipping.
+
+        Args:
+            grad_norm: of all of them.
+            rate: the learning rate of a part of the model.
+        """
         for part in self.parts:
             if self._max_grad_norm:
                 clip_grad_by_total_norm_fp32(part.get_parameters(), self._max_grad_norm, grad_norm)
         for group in self._all.param_groups:
-            group["lr"] = lr
+            group["lr"] = rate(group.get("part", "language"))
         self._all.step_with_ready_grads()
         self._num_steps += 1
 
@@ -125,6 +139,17 @@ class AdamOptimizer:
             for parameter in part.model_param_group_index_map:
                 part._set_main_param_and_optimizer_states(parameter, of_parameter[parameter])
         self.num_steps = num_steps
+
+
+def _groups(settings: OptimizerConfig, rates: Mapping[ModelPart, float]) -> dict[ParamKey, Any] | None:
+    """Megatron's own groups, divided by the parts of the model that have one of ``rates``; None is its own."""
+    if not rates:
+        return None
+    groups: dict[ParamKey, Any] = get_standard_config_overrides(settings)
+    for part in rates:
+        is_of_part = ParamWithNamePredicate(part, lambda _, name, part=part: part_of_model(name) == part)
+        groups[ParamKey(with_name_predicate=is_of_part)] = {"part": part}
+    return groups
 
 
 def _settings(recipe: Recipe, dtype: torch.dtype, extra: Mapping[str, Any]) -> OptimizerConfig:

@@ -5,6 +5,7 @@ Its rule: nothing is copied and nothing is sent; all pieces are views.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def pieces_of(held: Held, whole: ShardedTensor | ShardedTensorFactory) -> Iterat
     blank = torch.empty(held.parameter.shape, device="meta")
     parts: dict[int, Any] = {0: replace(whole, data=blank, **_format(whole, blank))}
     apply_factories(parts)
-    for part in nested_values(parts):
+    for part in map(_as_matrix, nested_values(parts)):
         first, size = part.data.storage_offset(), part.data.numel()
         start, stop = max(held.start, first), min(held.stop, first + size)
         for begin, *shape in boxes(start - first, stop - first, columns=part.local_shape[-1]):
@@ -58,6 +59,21 @@ def boxes(start: int, stop: int, *, columns: int) -> Iterator[tuple[int, int, in
         width = columns if rows else min(stop - start, columns - column)
         yield start, max(1, rows), width
         start += max(1, rows) * width
+
+
+def _as_matrix(part: ShardedTensor) -> ShardedTensor:
+    """``part``; of more than two dimensions, those after the first, which are not cut, become one."""
+    if len(part.local_shape) <= 2:
+        return part
+    columns = prod(part.local_shape[1:])
+    return replace(
+        part,
+        data=part.data.flatten(1),
+        local_shape=(part.local_shape[0], columns),
+        global_shape=(part.global_shape[0], columns),
+        global_offset=(part.global_offset[0], 0),
+        axis_fragmentations=None,
+    )
 
 
 def _piece(part: ShardedTensor, kind: str, data: Tensor, begin: int) -> ShardedTensor:

@@ -11,6 +11,8 @@ from burnish.errors import Problem
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """The ``model_type`` of what can be built; SmolLM and SmolLM2 are ``llama``."""
+LANGUAGE = ("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text")
+"""Those of the language models of what takes images."""
 ROTARY = ("default", "linear", "llama3")
 """Rotary positions whose frequencies do not depend on the length, nor scale the scores."""
 
@@ -50,13 +52,14 @@ def size_problems(hf_config: Any, sizes: Sizes, *, on_cpu: bool = False) -> list
         sizes: how it is cut.
         on_cpu: whether it is trained over gloo.
     """
-    facts = hf_config.to_dict()
+    facts = hf_config.get_text_config().to_dict()
     if problems := _strange(facts):
         return problems
     return [
         *_tensor_problems(facts, sizes),
         *_pipeline_problems(facts, sizes),
         *_expert_problems(facts, sizes, on_cpu=on_cpu),
+        *_image_problems(facts, hf_config.to_dict().get("vision_config"), sizes),
     ]
 
 
@@ -81,7 +84,7 @@ def has_experts(facts: Mapping[str, Any], layer: int) -> bool:
 def _strange(facts: Mapping[str, Any]) -> list[Problem]:
     """What of the model this backend does not compute."""
     kind = facts["model_type"]
-    if kind not in FAMILIES:
+    if kind not in (*FAMILIES, *LANGUAGE):
         message = f"model_type {kind} is not built by strategy=megatron, which builds {', '.join(FAMILIES)}"
         return [Problem("model.path", kind, message, "use strategy=fsdp")]
     rope = facts.get("rope_parameters") or {}
@@ -90,6 +93,7 @@ def _strange(facts: Mapping[str, Any]) -> list[Problem]:
         "hidden_act": (facts["hidden_act"], facts["hidden_act"] == "silu"),
         "attention_dropout": (facts["attention_dropout"], not facts["attention_dropout"]),
         "rope_type": (rope.get("rope_type"), rope.get("rope_type") in ROTARY),
+        "mrope_section": (rope.get("mrope_section"), ("mrope_section" in rope) == (kind in LANGUAGE)),
         "partial_rotary_factor": (
             rope.get("partial_rotary_factor", facts.get("partial_rotary_factor")),
             rope.get("partial_rotary_factor", facts.get("partial_rotary_factor")) in (None, 1),
@@ -140,6 +144,26 @@ def _pipeline_problems(facts: Mapping[str, Any], sizes: Sizes) -> list[Problem]:
             key, value, f"{found}does not divide the model's {layers} layers", "give sizes whose product divides it"
         )
     ]
+
+
+def _image_problems(facts: Mapping[str, Any], tower: Mapping[str, Any] | None, sizes: Sizes) -> list[Problem]:
+    if tower is None:
+        return []
+    asked = {
+        "context_parallel_size": (sizes.context, sizes.context > 1),
+        "sequence_parallel_size": (sizes.tensor, sizes.sequence_parallel),
+    }
+    problems = [
+        Problem(f"megatron_config.{key}", size, "does not go with a model that takes images", "leave it out")
+        for key, (size, is_set) in asked.items()
+        if is_set
+    ]
+    deep, parts = len(tower.get("deepstack_visual_indexes") or ()), sizes.pipeline * (sizes.virtual_pipeline or 1)
+    if facts["num_hidden_layers"] < deep * parts:
+        message = f"leaves the first part fewer than the {deep} layers that are given features of images"
+        fix = f"give sizes of {facts['num_hidden_layers'] // deep} parts at most"
+        problems.append(Problem("megatron_config.pipeline_model_parallel_size", sizes.pipeline, message, fix))
+    return problems
 
 
 def _expert_problems(facts: Mapping[str, Any], sizes: Sizes, *, on_cpu: bool) -> list[Problem]:

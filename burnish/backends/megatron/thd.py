@@ -3,7 +3,8 @@
 Its rule: padded and packed rows are the same thing, and each stage gets the bounds, for each one attends.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class StageInputs:
     input_ids: Tensor
     """[1, tokens] int64"""
     position_ids: Tensor
-    """[1, tokens] int64, from 0 in each sequence"""
+    """[1, tokens] int64, from 0 in each sequence; of a model that takes images [3, 1, tokens]"""
     sequences: PackedSeqParams
     """Where each sequence begins in the whole row."""
     target_positions: Tensor
@@ -32,6 +33,8 @@ class StageInputs:
     """[targets] int64"""
     target_sources: Tensor
     """[targets] int64"""
+    images: Mapping[str, Tensor] = field(default_factory=dict)
+    """On a first stage: ``pixel_values`` of all, one after another, and ``image_grid_thw``."""
 
     @property
     def call(self) -> dict[str, Any]:

@@ -43,6 +43,9 @@ _WHOLE = {
 }
 """Of a layer, what every rank holds whole, with the norms where Megatron's parts and those of Transformer Engine keep
 them."""
+_LONG = re.compile(r"^model\.(?:language_(model\.)|(visual\.))")
+"""What newer folders of models that take images have at the front of a name."""
+_SHORT = re.compile(r"^(?:model|visual)\.")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.*)")
 _EXPERT = re.compile(r"mlp\.experts\.(?:local_experts\.(\d+)\.(\w+)\.weight|(\w+)\.weight(\d+))")
 
@@ -100,7 +103,8 @@ def load_weights(models: Sequence[Any], path: str | Path, *, hf_config: Any, siz
     Raises:
         ConfigError: there are no such weights, or they are not those of this model.
     """
-    with opened(str(path)) as stored, torch.no_grad():
+    with opened(str(path)) as found, torch.no_grad():
+        stored = {_LONG.sub(r"\1\2", name): tensor for name, tensor in found.items()}
         if hf_config.tie_word_embeddings and _HEAD in stored and _EMBEDDING in stored:
             _require_equal(stored, path=str(path))
         for _, parameter in _named(models, hf_config=hf_config, sizes=sizes):
@@ -159,7 +163,7 @@ def export_weights(
         shape for p in _exported(models, hf_config=hf_config, sizes=sizes) for shape in p.shapes().items() if speaks
     ]
     shapes_of = ranks.gather(listed)
-    files = _Files(folder) if ranks.rank == 0 else None
+    files = _Files(folder, long_names=hf_config.model_type == "qwen3_vl_text") if ranks.rank == 0 else None
     for number, source in enumerate(rank for rank, shapes in enumerate(shapes_of) if shapes):
         # Later stages wait without a time-out for the earlier ones to be written.
         ranks.meet(f"export/{folder}/{number}")
@@ -181,16 +185,16 @@ def export_weights(
 class _Files:
     """Tensors, as they come, become files of about one size and their index."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, long_names: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
+        self.folder, self.long_names = folder, long_names
         self.names: list[list[str]] = []
         self.size = 0
         self.open: dict[str, Tensor] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
         """``tensor`` is written with the others of its file."""
-        self.open[name] = tensor.cpu().contiguous()
+        self.open[_SHORT.sub(_at_length, name) if self.long_names else name] = tensor.cpu().contiguous()
         self.size += tensor.nbytes
         if sum(held.nbytes for held in self.open.values()) >= FILE_BYTES:
             self._write()
@@ -217,6 +221,10 @@ class _Files:
 
     def _file(self, number: int) -> Path:
         return self.folder / f"part-{number}.partial"
+
+
+def _at_length(found: re.Match[str]) -> str:
+    return "model.visual." if found[0] == "visual." else "model.language_model."
 
 
 def _fill(parameter: Parameter, stored: Mapping[str, Any], *, path: str) -> None:
@@ -305,6 +313,8 @@ def _runs(prefix: str, name: str, *, value: Tensor, rank: int, hf_config: Any) -
     if name.startswith("self_attention.linear_qkv."):
         kind = name.rpartition(".")[2]
         return _head_runs(f"{prefix}self_attn.", kind, start=rank * rows, stop=(rank + 1) * rows, hf_config=hf_config)
+    if name.startswith("visual."):
+        return [Run(name, 0, 0, rows)]
     if name == "self_attention.linear_proj.weight":
         columns = value.shape[1]
         return [Run(f"{prefix}self_attn.o_proj.weight", 1, rank * columns, (rank + 1) * columns)]
