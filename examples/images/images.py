@@ -1,9 +1,10 @@
-"""Makes a vision-language model of half a million weights and pictures of shapes, trains it on a CPU, and shows what it says.
+"""Makes a vision-language model of half a million weights and pictures of shapes, trains it on a CPU, and shows what it says, also on a page.
 
 Words after the script's name override images.yaml, as in ``images.py num_steps=100``.
 """
 
 import base64
+import html
 import io
 import json
 import os
@@ -22,6 +23,15 @@ from burnish.config import load_config
 
 ROOT, HERE = Path(__file__).parents[2], Path("examples/images")
 GREYS = " .:-=+*#%@"
+PAGE = """<!doctype html><meta charset="utf-8"><title>images</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
+figure {{ display: inline-block; margin: 0 1rem 1rem 0; vertical-align: top; width: 12rem }}
+img {{ width: 5rem; image-rendering: pixelated }}
+</style>
+<h3>Loss on held-out pictures</h3><table>{losses}</table>
+<h3>Held-out pictures: {right} of {count} answers are right</h3>{figures}
+"""
 
 
 class Viewer:
@@ -55,20 +65,43 @@ def pictures_of(messages: list[dict]) -> list[Image.Image]:
     return [Image.open(io.BytesIO(bytes_)).convert("RGB") for bytes_ in data]
 
 
-def show(title: str, viewer: Viewer, rows: list[list[dict]], *, drawn: int) -> int:
-    """Print what is said of the first pictures; returns how many of all answers are right."""
+def show(title: str, viewer: Viewer, rows: list[list[dict]], *, drawn: int) -> list[str]:
+    """Print what is said of the first pictures, and how many of all answers are right; returns all that is said."""
     print(f"\n== {title}")
-    right = 0
+    answers = []
     for number, messages in enumerate(rows):
         pictures = pictures_of(messages)
         said = viewer.answer(messages[:-1], pictures)
-        right += said == messages[-1]["content"]
+        answers.append(said)
         if number < drawn:
             for line in zip(*map(_lines, pictures), strict=True):
                 print("   ", "   ".join(line))
             print(f"    {said!r}   (right: {messages[-1]['content']!r})\n")
-    print(f"  {right} of {len(rows)} answers are right")
-    return right
+    print(f"  {count_right(rows, answers)} of {len(rows)} answers are right")
+    return answers
+
+
+def count_right(rows: list[list[dict]], answers: list[str]) -> int:
+    return sum(said == messages[-1]["content"] for messages, said in zip(rows, answers, strict=True))
+
+
+def write_page(file: Path, rows: list[list[dict]], answers: list[str], losses: dict[int, float]) -> None:
+    """The pictures and the answers, beside the losses by step; nothing outside of the file is needed."""
+    figures = ""
+    for messages, said in zip(rows, answers, strict=True):
+        data = [base64.b64encode(as_png(picture)).decode() for picture in pictures_of(messages)]
+        shown = " ".join(f'<img src="data:image/png;base64,{each}">' for each in data)
+        mark = "&#10003;" if said == messages[-1]["content"] else "&#10007;"
+        figures += f"<figure>{shown}<figcaption>{mark} {html.escape(said)}</figcaption></figure>\n"
+    lines = "".join(f"<tr><td>step {step}<td>{loss:.4f}" for step, loss in losses.items())
+    page = PAGE.format(losses=lines, right=count_right(rows, answers), count=len(rows), figures=figures)
+    file.write_text(page, encoding="utf-8")
+
+
+def as_png(picture: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    return stream.getvalue()
 
 
 def _lines(picture: Image.Image) -> list[str]:
@@ -88,10 +121,15 @@ def main() -> None:
     export = Path(config.export_path) / f"global_step_{progress.step}"
     if not export.exists():
         raise SystemExit(f"stopped after step {progress.step}; resume_from=latest goes on from there")
-    show("The trained model, loaded with transformers, on pictures it never saw", Viewer(export), rows, drawn=3)
-    for line in (Path(config.log_dir) / config.run_name / "metrics.jsonl").read_text().splitlines():
-        if "eval/heldout/loss" in (numbers := json.loads(line)):
-            print(f"  step {numbers['step']:>3}   held out {numbers['eval/heldout/loss']:.4f}")
+    trained = "The trained model, loaded with transformers, on pictures it never saw"
+    answers = show(trained, Viewer(export), rows, drawn=3)
+    run = Path(config.log_dir) / config.run_name
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["eval/heldout/loss"] for line in lines if "eval/heldout/loss" in line}
+    for step, loss in losses.items():
+        print(f"  step {step:>3}   held out {loss:.4f}")
+    write_page(run / "images.html", rows, answers, losses)
+    print(f"page: {run / 'images.html'}")
 
 
 if __name__ == "__main__":

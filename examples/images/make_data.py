@@ -22,7 +22,7 @@ QUESTIONS = ("What is this?", "What do you see?", "Name the shape.")
 def draw(colour: str, shape: str, chance: random.Random) -> Image.Image:
     """A picture of one shape on a light ground."""
     picture = Image.new("RGB", (SIDE, SIDE), (chance.randint(225, 255),) * 3)
-    pen, size = ImageDraw.Draw(picture), chance.randint(12, 22)
+    pen, size = ImageDraw.Draw(picture), chance.randint(14, 24)
     left, top = chance.randint(1, SIDE - size - 2), chance.randint(1, SIDE - size - 2)
     right, bottom, middle = left + size, top + size, left + size // 2
     fill = COLOURS[colour]

@@ -49,7 +49,7 @@ def make_model(folder: Path, *, seed: int = 0) -> Path:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
-        "initializer_range": 0.06,
+        "initializer_range": 0.1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 4, 4]},
         "tie_word_embeddings": True,
         "bos_token_id": None,
@@ -65,7 +65,7 @@ def make_model(folder: Path, *, seed: int = 0) -> Path:
         "spatial_merge_size": 2,
         "window_size": 32,
         "fullatt_block_indexes": [1],
-        "initializer_range": 0.06,
+        "initializer_range": 0.12,
         **PATCH,
     }
     begin, end, image, video = range(len(SPECIALS), len(SPECIALS) + len(VISION))

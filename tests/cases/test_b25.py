@@ -47,9 +47,9 @@ def test_one_file_with_both(model_dir, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([{"type": "image", "image": "x.png"}], "message 1: .*type image: .*not built yet"),
-        ([{"type": "audio"}], "not built yet"),
-        ([{"type": "text", "text": None}], "a content part that is not text"),
+        ([{"type": "image", "image": "x.png"}], "message 1: an assistant turn with an image"),
+        ([{"type": "audio"}], "message 1: a content part that is neither text nor an image: {'type': 'audio'}"),
+        ([{"type": "text", "text": None}], "message 1: a content part that is neither text nor an image"),
         ({"a": 1}, "message 1: content is dict, not text"),
         (5, "content is int"),
     ],

@@ -3,7 +3,10 @@
 import base64
 import contextlib
 import io
+import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from burnish.cli.main import main
-from tests.runs.commands import burnish, metrics
+from tests.runs.commands import ROOT, burnish, environment, metrics
 from tests.toys import chat, write_jsonl
 from tests.vision_models import save_vision_model
 
@@ -95,3 +98,29 @@ def test_a_resumed_run_is_the_unbroken_one_to_the_bit(tmp_path, keys):
     ends = [load_file(tmp_path / name / "global_step_4" / "model.safetensors") for name in ("unbroken", "resumed")]
     assert ends[0].keys() == ends[1].keys()
     assert all(ends[0][name].equal(ends[1][name]) for name in ends[0])
+
+
+def test_the_example_shows_pictures_and_answers(tmp_path):
+    words = [
+        "num_steps=2",
+        "hf_save_interval=2",
+        "eval_interval=2",
+        f"log_dir={tmp_path}",
+        f"export_path={tmp_path}/out",
+    ]
+    done = subprocess.run(
+        [sys.executable, "examples/images/images.py", *words, f"cache_dir={tmp_path}/cache"],
+        cwd=ROOT,
+        env=environment(tmp_path),
+        text=True,
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "images" / "images.html").read_text()
+    assert re.search(
+        r"\n  \d+ of 40 answers are right\n  step   0   held out 5\.\d+\n  step   2   held out ", done.stdout
+    )
+    assert page.count("<figure>") == 40
+    assert page.count("data:image/png;base64,") > 40
