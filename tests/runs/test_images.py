@@ -42,11 +42,11 @@ def conversation(number):
     return chat(*turns)
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
-def keys(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
     rows = write_jsonl(folder / "rows.jsonl", [conversation(number) for number in range(24)])
-    model = save_vision_model(folder / "model", request.param)
+    model = save_vision_model(folder / "model", "qwen3_vl", layers=4)
     return {
         "train": (f"train_datasets={rows}", "num_workers=0", "train_on_what=all_assistant_messages"),
         "model": (f"model.path={model}", "max_length=100", "batch_size=8", "num_steps=4", "optimizer_config.lr=1e-3"),
@@ -67,15 +67,20 @@ def run(command, *arguments, folder):
         assert main([command, *arguments]) == 0
 
 
+MEGATRON = ("strategy=megatron", "megatron_config.cpu=true", "megatron_config.pipeline_model_parallel_size=2")
+
+
 def test_mixed_rows_packed_on_two_ranks_equal_one(tmp_path, keys):
     given = (*keys["train"], *keys["model"])
     run("train", *given, "run_name=one", "micro_train_batch_size_per_gpu=1", folder=tmp_path)
     expected = losses(tmp_path, "one")
     run("train", *given, *PACKED, "run_name=packed", folder=tmp_path)
     run("train", *given, *PACKED, TWO, "run_name=two", folder=tmp_path)
+    run("train", *given, *PACKED, TWO, *MEGATRON, "images=lazy", "run_name=megatron", folder=tmp_path)
     assert len(expected) == 4
     assert losses(tmp_path, "packed") == pytest.approx(expected, rel=1e-5)
     assert losses(tmp_path, "two") == pytest.approx(losses(tmp_path, "packed"), rel=1e-6)
+    assert losses(tmp_path, "megatron") == pytest.approx(losses(tmp_path, "packed"), rel=1e-6)
 
 
 def test_a_tokenized_store_trains_to_the_bit_as_the_rows_it_is_made_of(tmp_path, keys):
