@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,8 @@ def test_every_script_starts_a_run_that_is_right_and_can_be_overridden(file, tmp
     paths = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     said = subprocess.run(["bash", file, "num_steps=20", "batch_size=8"], env=paths, capture_output=True, check=True)
     command, *words, _ = said.stdout.decode().split("\0")
-    config = load_config(None, words)
+    run = Path(words.pop(0)) if words[0].endswith(".yaml") else None
+    config = load_config(run, words)
     assert command == "train"
     assert find_problems(config, environment={}) == []
     assert (config.num_steps, config.batch_size) == (20, 8)

@@ -157,9 +157,22 @@ def test_a_public_set_is_prepared_and_trained(tmp_path):
     )
     assert done.stdout == "data/vqav2/heldout.parquet: 2 rows\ndata/vqav2/train.parquet: 4 rows\n", done.stderr
     model = f"model.path={save_vision_model(tmp_path / 'model', 'qwen2_5_vl')}"
-    small = ("max_length=200", "max_tokens_per_microbatch=400", "num_steps=2", "num_epochs=null", "batch_size=2")
+    small = ("max_length=200", "max_tokens_per_microbatch=400", "num_steps=2", "batch_size=2")
     one = ("placement.num_gpus_per_node=1", "num_workers=0")
-    run("train", str(ROOT / "examples/run_sft_fsdp_vlm.yaml"), model, *small, *one, folder=tmp_path)
+    command = tmp_path / "burnish"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m burnish "$@"\n')
+    command.chmod(0o755)
+    around = environment(tmp_path)
+    done = subprocess.run(
+        ["bash", ROOT / "examples/run_sft_fsdp_vlm.sh", model, *small, *one],
+        cwd=tmp_path,
+        env=around | {"PATH": f"{tmp_path}:{around['PATH']}"},
+        text=True,
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     found = metrics(tmp_path, "vqav2")
     assert [found[step]["train/loss"] > 0 for step in (1, 2)] == [True, True]
     assert found[0]["eval/heldout/loss"] > 0
