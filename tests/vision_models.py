@@ -75,7 +75,7 @@ def save_vision_model(folder: Path, family: str, *, tied: bool = False, layers: 
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # as of a trained model: not 0, nor 1
-                parameter += WIDE * torch.randn_like(parameter)
+                parameter.add_(torch.randn_like(parameter), alpha=WIDE)
     model.save_pretrained(folder)
     save_tokenizer(folder, template=TEMPLATE)
     tokenizer = AutoTokenizer.from_pretrained(folder)
