@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains Qwen2.5-0.5B-Instruct with Megatron Core on four GPUs: two ranks share each matrix (TP), two stages the layers (PP).
+# Trains Qwen2.5-0.5B-Instruct with Megatron Core on four GPUs, as run_sft_megatron.yaml beside it says.
 # Words after the script's name override any key:
 #
 #   examples/run_sft_megatron.sh num_steps=20 batch_size=8
@@ -10,15 +10,4 @@
 #       model.path=examples/quickstart/model train_datasets=examples/quickstart/data/train.jsonl train_dataset_splits=train
 set -euo pipefail
 
-burnish train \
-    strategy=megatron \
-    placement.num_gpus_per_node=4 \
-    megatron_config.tensor_model_parallel_size=2 \
-    megatron_config.pipeline_model_parallel_size=2 \
-    model.path=Qwen/Qwen2.5-0.5B-Instruct \
-    train_datasets="['yahma/alpaca-cleaned']" \
-    train_dataset_splits="['train[:100]']" \
-    max_length=512 \
-    num_steps=10 \
-    batch_size=4 \
-    "$@"
+burnish train "$(dirname "$0")/run_sft_megatron.yaml" "$@"

@@ -53,7 +53,8 @@ def test_every_script_starts_a_run_that_is_right_and_can_be_overridden(file, tmp
     shown.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     shown.chmod(0o755)
     paths = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    said = subprocess.run(["bash", file, "num_steps=20", "batch_size=8"], env=paths, capture_output=True, check=True)
+    given = ["num_steps=20", "batch_size=8", "batch_tokens=null"]
+    said = subprocess.run(["bash", file, *given], env=paths, capture_output=True, check=True)
     command, *words, _ = said.stdout.decode().split("\0")
     run = Path(words.pop(0)) if words[0].endswith(".yaml") else None
     config = load_config(run, words)
