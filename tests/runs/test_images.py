@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 
-import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -130,49 +129,3 @@ def test_the_example_shows_pictures_and_answers(tmp_path):
     )
     assert page.count("<figure>") == 40
     assert page.count("data:image/png;base64,") > 40
-
-
-def test_a_public_set_is_prepared_and_trained(tmp_path):
-    shades = [Image.new("RGB", SIZES[number % 4], (40 * number, 90, 10)) for number in range(6)]
-    texts = [
-        [{"user": f"which shade is {n}?", "assistant": f"shade {n}", "source": "made"}] * (1 + n % 2) for n in range(6)
-    ]
-    features = datasets.Features(
-        {
-            "images": datasets.List(datasets.Image()),
-            "texts": datasets.List({name: datasets.Value("string") for name in ("user", "assistant", "source")}),
-        }
-    )
-    made = {"images": [[shade] * (1 + n % 3 // 2) for n, shade in enumerate(shades)], "texts": texts}
-    datasets.Dataset.from_dict(made, features=features).to_parquet(tmp_path / "cauldron" / "part-0.parquet")
-    words = ["cauldron", "--rows", "4", "--heldout", "2", "--out", "data/vqav2"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples/prepare_cauldron_vlm.py", *words],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        text=True,
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stdout == "data/vqav2/heldout.parquet: 2 rows\ndata/vqav2/train.parquet: 4 rows\n", done.stderr
-    model = f"model.path={save_vision_model(tmp_path / 'model', 'qwen2_5_vl')}"
-    small = ("max_length=200", "max_tokens_per_microbatch=400", "num_steps=2", "batch_size=2")
-    one = ("placement.num_gpus_per_node=1", "num_workers=0")
-    command = tmp_path / "burnish"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m burnish "$@"\n')
-    command.chmod(0o755)
-    around = environment(tmp_path)
-    done = subprocess.run(
-        ["bash", ROOT / "examples/run_sft_fsdp_vlm.sh", model, *small, *one],
-        cwd=tmp_path,
-        env=around | {"PATH": f"{tmp_path}:{around['PATH']}"},
-        text=True,
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = metrics(tmp_path, "vqav2")
-    assert [found[step]["train/loss"] > 0 for step in (1, 2)] == [True, True]
-    assert found[0]["eval/heldout/loss"] > 0
