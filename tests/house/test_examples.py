@@ -54,3 +54,25 @@ def test_the_curriculum_goes_from_short_to_long_and_then_anywhere():
     assert [sorted(group) for group in np.split(first, 4)] == np.arange(100).reshape(4, 25).tolist()
     assert sorted(second) == list(range(100))
     assert all(np.ptp(group) > 25 for group in np.split(second, 4))
+
+
+def test_a_jump_of_the_loss_is_noted_with_its_rows(tmp_path):
+    module = importlib.import_module("examples.callbacks.watch")
+    noting = module.NoteJumps(tmp_path / "new" / "jumps.jsonl", factor=1.5)
+    for step, loss in enumerate((1.0, 1.2, 2.0, 1.0), 1):
+        noting.on_step_end(
+            SimpleNamespace(step=step),
+            None,
+            batch=SimpleNamespace(row_numbers=(step, 7)),
+            result=SimpleNamespace(loss=loss),
+        )
+    assert (tmp_path / "new" / "jumps.jsonl").read_text() == '{"step": 3, "loss": 2.0, "rows": [3, 7]}\n'
+
+
+def test_the_table_of_examples_names_each():
+    table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    scripts = [str(file.relative_to(ROOT)) for file in (ROOT / "examples").rglob("*.sh")]
+    assert scripts
+    assert [script for script in scripts if f"`{script}`" not in table] == []
+    folders = [file.name for file in (ROOT / "examples").iterdir() if file.is_dir() and file.name != "__pycache__"]
+    assert [name for name in folders if f"examples/{name}/" not in table] == []
