@@ -74,5 +74,6 @@ def test_the_table_of_examples_names_each():
     scripts = [str(file.relative_to(ROOT)) for file in (ROOT / "examples").rglob("*.sh")]
     assert scripts
     assert [script for script in scripts if f"`{script}`" not in table] == []
-    folders = [file.name for file in (ROOT / "examples").iterdir() if file.is_dir() and file.name != "__pycache__"]
+    folders = {file.parent.name for file in (ROOT / "examples").glob("*/*.yaml")}
+    assert folders
     assert [name for name in folders if f"examples/{name}/" not in table] == []
