@@ -91,7 +91,7 @@ def test_packed_on_megatron(start_folder, model, rows):
     assert metrics(start_folder, "run_sft_megatron")[2]["train/packing_efficiency"] > 0.5
 
 
-def test_tulu_and_going_on_with_another_size(start_folder, model, rows):
+def test_tulu_saves_and_exports(start_folder, model, rows):
     words = (model, f"train_datasets={rows}", "train_dataset_splits=train", "batch_size=16", *ON_CPU)
     words += ("max_length=256", "max_tokens_per_microbatch=512")
     example("run_sft_megatron_tulu3_50k.sh", *words, folder=start_folder)
