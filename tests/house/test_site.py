@@ -35,7 +35,7 @@ def test_every_page_is_there_and_fetches_nothing(site):
 
 
 def test_a_file_of_the_repository_is_a_page(site):
-    assert "href=\"../source/examples/curriculum/order.py/\"" in (site / "samplers/index.html").read_text()
+    assert 'href="../source/examples/curriculum/order.py/"' in (site / "samplers/index.html").read_text()
     assert "class" in (site / "source/examples/curriculum/order.py/index.html").read_text()
 
 
