@@ -47,8 +47,9 @@ check: $(VENV)/dev  ## format, lint, types, floors
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(VENV)/dev  ## write the generated pages again
+docs: $(VENV)/dev  ## write the generated pages again, and the site
 	$(BIN)/python -m burnish.config.docs
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site

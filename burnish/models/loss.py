@@ -53,7 +53,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a target costs beyond its cross-entropy; formulas in docs/training.md."""
+    """What a target costs beyond its cross-entropy; formulas in docs/packing.md."""
 
     label_smoothing: float = 0.0
     """Share of a target that is spread evenly over the vocabulary (Szegedy et al. 2016, section 7)."""

@@ -1,16 +1,21 @@
 """The documentation is generated, whole and current; the examples are right."""
 
 import os
+import re
 import subprocess
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from burnish import errors
+from burnish.cli.main import COMMANDS
 from burnish.config import SFTConfig, find_problems, load_config
 from burnish.config.docs import config_page, errors_page, key_groups
 from burnish.config.run import key_names
 from burnish.config.section import keys_of
+from tests.house.pages import PAGES, inline
 from tests.house.source import ROOT
 
 _DATA = ("facts.yaml",)
@@ -66,3 +71,31 @@ def test_every_script_starts_a_run_that_is_right_and_can_be_overridden(file, tmp
 def test_there_are_examples():
     assert _EXAMPLES
     assert _SCRIPTS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_names_is_there(page):
+    """Commands, modules, targets, extras and files between backticks; tests and benchmarks in links are the site's matter."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    targets = re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for text in inline(page):
+        first, *rest = text.split()
+        if first == "burnish" and rest:
+            assert rest[0] in {*COMMANDS, "..."}, text
+        elif text.startswith("python -m "):
+            assert find_spec(rest[1]), text
+        elif first == "make" and rest:
+            assert rest[0] in targets, text
+        elif text.startswith("pip install 'burnish["):
+            assert set(text.split("[")[1].split("]")[0].split(",")) <= extras.keys(), text
+        elif re.fullmatch(r"(tests|examples|benchmarks)/[\w/.]+", text):
+            assert (ROOT / text).exists(), text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_says_first_what_it_gives(page):
+    title, blank, lead = page.read_text(encoding="utf-8").splitlines()[:3]
+    assert title.startswith("# ")
+    assert blank == ""
+    assert len(lead) > 40
+    assert lead[0].isalnum() or lead[0] == "`"
