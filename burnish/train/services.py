@@ -5,7 +5,6 @@ Its rule: a run never ends, and never fails, for a service: an error is said onc
 
 import math
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +31,6 @@ class RunFacts:
     config: Mapping[str, Any]
     """Every key, without credentials."""
     resumed: bool
-
-
-def new_identity() -> str:
-    """For a fresh run; kept in its checkpoints."""
-    return uuid.uuid4().hex
 
 
 class Guarded:
@@ -66,7 +60,7 @@ class Guarded:
     def _try(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # of whatever kind: training goes on
+        except Exception as error:  # noqa: BLE001 - of whatever kind, training goes on
             self._tracker = None
             log.warning("%s is left alone from here on (%s: %s)", self._name, type(error).__name__, error)
 

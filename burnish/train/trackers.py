@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,10 @@ class Tracker(Protocol):
 class Trackers:
     """Several trackers as one."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
+    def __init__(self, trackers: Sequence[Tracker], *, identity: str) -> None:
         self._trackers = list(trackers)
+        self.identity = identity
+        """What services know the run by; kept in its checkpoints."""
 
     def log(self, metrics: Metrics, *, step: int) -> None:
         """Pass ``metrics`` to each tracker."""
@@ -58,9 +61,12 @@ class JsonlTracker:
             while file.with_name(f"{file.stem}.{k}{file.suffix}").exists():
                 k += 1
             file.rename(file.with_name(f"{file.stem}.{k}{file.suffix}"))
-        torn = file.exists() and not file.read_bytes().endswith(b"\n")
+        content = file.read_bytes() if file.exists() else b""
+        steps = re.findall(rb'^\{"step": (\d+),.*\}$', content, re.MULTILINE)
+        self.last_step = max(map(int, steps), default=0)
+        """The highest step that was there already."""
         self._stream: TextIO = file.open("a", encoding="utf-8")
-        if torn and file.stat().st_size:  # a killed run's last line must not swallow the next one
+        if content and not content.endswith(b"\n"):  # a killed run's last line must not swallow the next one
             self._stream.write("\n")
 
     def log(self, metrics: Metrics, *, step: int) -> None:
