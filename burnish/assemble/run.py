@@ -329,19 +329,21 @@ def _build_trackers(
     folder = run_folder(config)
     jsonl = JsonlTracker(folder / "metrics.jsonl", resumed=progress.step > 0)
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    public = config.to_public()
     facts = RunFacts(
         folder=folder,
-        project=config.project_name,
-        name=config.run_name,
+        project=public["project_name"],
+        name=public["run_name"],
         identity=identity,
-        tags=config.tags,
-        config=config.to_public(),
-        resumed=progress.step > 0,
+        tags=public["tags"],
+        config=public,
+        start=progress.step,
+        known=jsonl.last_step,
     )
     shown: list[Tracker] = [
         ConsoleTracker(num_steps=num_steps, first_step=progress.step)
         if name is TrackerName.CONSOLE
-        else open_service(name, facts, after=jsonl.last_step)
+        else open_service(name, facts)
         for name in config.logger
     ]
     return Trackers([jsonl, *shown], identity=identity)
