@@ -64,7 +64,7 @@ _Action: TypeAlias = Callable[[Service], None]
 class Guarded:
     """A service in a thread. What ``make`` or the service raises is a warning; steps it has are not sent again."""
 
-    def __init__(self, name: str, make: Callable[[], Service], *, close_seconds: float = CLOSE_SECONDS) -> None:
+    def __init__(self, name: str, make: Callable[[], Service], *, close_seconds: float) -> None:
         self._name, self._close_seconds = name, close_seconds
         self._waiting: Queue[tuple[float, _Action]] = Queue(_MOST_WAITING)
         self._left_alone = Event()
@@ -296,4 +296,4 @@ _SERVICES: Mapping[TrackerName, Callable[[RunFacts], Service]] = {
 
 def open_service(name: TrackerName, facts: RunFacts) -> Guarded:
     """The service of that ``name``, which is reached for meanwhile."""
-    return Guarded(name, lambda: _SERVICES[name](facts))
+    return Guarded(name, lambda: _SERVICES[name](facts), close_seconds=CLOSE_SECONDS)
