@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from queue import Full, Queue
 from threading import Event, Thread
@@ -24,7 +25,7 @@ from burnish.train.trackers import Metrics, Tracker
 
 log = get_logger(__name__)
 
-CLOSE_SECONDS = 30.0
+CLOSE_SECONDS = 60.0
 """The end of a run waits no longer than this for a service."""
 _MOST_WAITING = 10_000
 """Steps that a service may be behind."""
@@ -125,7 +126,7 @@ class TensorBoardService:
         self.last_step = facts.start or -1
         folder = facts.folder / "tensorboard" / facts.identity[:8]
         purge = facts.start + 1 if facts.start else None
-        self._writer: Any = SummaryWriter(str(folder), purge_step=purge)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge)
         if not facts.start:
             lines = [f"    {key}: {value}" for key, value in facts.config.items()]
             self._writer.add_text("config", "\n".join(lines), 0)
@@ -286,14 +287,18 @@ class TrackioService:
             self._run.finish()
 
 
-_SERVICES: Mapping[TrackerName, Callable[[RunFacts], Service]] = {
-    TrackerName.TENSORBOARD: TensorBoardService,
-    TrackerName.WANDB: WandbService,
-    TrackerName.MLFLOW: MlflowService,
-    TrackerName.TRACKIO: TrackioService,
+_SERVICES: Mapping[TrackerName, tuple[str, Callable[[RunFacts], Service]]] = {
+    TrackerName.TENSORBOARD: ("torch.utils.tensorboard", TensorBoardService),
+    TrackerName.WANDB: ("wandb", WandbService),
+    TrackerName.MLFLOW: ("mlflow", MlflowService),
+    TrackerName.TRACKIO: ("trackio", TrackioService),
 }
+"""The module to import, and what to make of it."""
 
 
 def open_service(name: TrackerName, facts: RunFacts) -> Guarded:
-    """The service of that ``name``, which is reached for meanwhile."""
-    return Guarded(name, lambda: _SERVICES[name](facts), close_seconds=CLOSE_SECONDS)
+    """The service of that ``name``. Its library is imported now; what may hang, it does meanwhile."""
+    module, make = _SERVICES[name]
+    with suppress(Exception):  # the thread meets the same error, and says it
+        import_module(module)
+    return Guarded(name, lambda: make(facts), close_seconds=CLOSE_SECONDS)

@@ -32,6 +32,12 @@ def _no_network(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.fixture(autouse=True)
+def _slow_machine(monkeypatch):
+    """No test fails because one is."""
+    monkeypatch.setattr(services, "CLOSE_SECONDS", 600.0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _trackio_dir(tmp_path_factory):
     """Trackio reads it once, when it is imported."""
@@ -80,6 +86,11 @@ def run_and_resume(name, folder):
         tracker.close()
 
 
+def warnings_of(caplog):
+    """Ours; the libraries that read back have their own."""
+    return [record.message for record in caplog.records if record.name.startswith("burnish")]
+
+
 def each_once():
     return [(0, 9.0), *((step, pytest.approx(loss)) for step, loss in LOSSES.items())]
 
@@ -87,7 +98,7 @@ def each_once():
 def test_tensorboard_has_each_step_once(tmp_path, caplog):
     run_and_resume("tensorboard", tmp_path)
     kept = of_tensorboard(tmp_path)
-    assert caplog.text == ""
+    assert warnings_of(caplog) == []
     assert kept["losses"] == each_once()
     assert len(kept["metrics"]) == 2
     assert "    model.path: m\n" in kept["texts"]["config", 0]
@@ -101,10 +112,10 @@ def test_tensorboard_has_each_step_once(tmp_path, caplog):
 def test_wandb_has_each_step_once_under_one_id(tmp_path, caplog):
     run_and_resume("wandb", tmp_path)
     kept = of_wandb(tmp_path)
-    assert caplog.text == ""
+    assert warnings_of(caplog) == []
     assert kept["losses"] == each_once()
     assert set(kept["ids"]) == {"0123456789abcdef"}
-    assert kept["metrics"] == {"train/loss", ODD, "answers"}
+    assert {key for key in kept["metrics"] if not key.startswith("answers/")} == {"train/loss", ODD}
     assert kept["tags"] == {"one", "two (2)"}
     assert kept["config"]["model.path"] == "m"
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/answers*.json")
@@ -117,7 +128,7 @@ def test_mlflow_has_each_step_once_in_one_run(tmp_path, mlflow_server, monkeypat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     run_and_resume("mlflow", tmp_path)
     kept = of_mlflow(mlflow_server, project=f"project of {tmp_path.name}")
-    assert caplog.text == ""
+    assert warnings_of(caplog) == []
     assert kept["losses"] == each_once()
     assert kept["metrics"] == {"train/loss", "train/loss/a_40_b../_2e__2e_/_5b_x_5d_"}
     assert (kept["name"], kept["status"]) == ("name", "FINISHED")
@@ -146,7 +157,7 @@ def test_mlflow_goes_on_where_the_service_ends_not_the_file(tmp_path, mlflow_ser
 def test_trackio_has_each_step_once(tmp_path, caplog, capsys):
     run_and_resume("trackio", tmp_path)
     kept = of_trackio(f"project of {tmp_path.name}")
-    assert caplog.text == ""
+    assert warnings_of(caplog) == []
     assert capsys.readouterr().out == ""
     assert kept["losses"] == each_once()
     assert kept["metrics"] == {"train/loss", ODD, "answers"}
