@@ -29,7 +29,7 @@ CLOSE_SECONDS = 60.0
 """The end of a run waits no longer than this for a service."""
 _MOST_WAITING = 10_000
 """Steps that a service may be behind."""
-_MLFLOW_METRICS, _MLFLOW_PARAMS = 1000, 100
+_MLFLOW_METRICS, _MLFLOW_PARAMS = 999, 100
 """As many as it takes at once."""
 
 
@@ -222,8 +222,8 @@ class MlflowService:
         now = int(time.time() * 1000)
         entries = [Metric(_mlflow_name(key), float(value), now, step) for key, value in metrics.items()]
         for first in range(0, len(entries), _MLFLOW_METRICS):
-            self._client.log_batch(self._run, metrics=entries[first : first + _MLFLOW_METRICS])
-        self._client.log_batch(self._run, tags=[RunTag("burnish_step", str(step))])
+            chunk = entries[first : first + _MLFLOW_METRICS]
+            self._client.log_batch(self._run, metrics=chunk, tags=[RunTag("burnish_step", str(step))])
 
     def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
         """A JSON file a step."""
