@@ -8,6 +8,7 @@ from burnish.backends.fsdp.lora import LoraSettings, lora_problems
 from burnish.backends.megatron.layout import FP8_TOKENS, layout_of
 from burnish.backends.megatron.sizes import Sizes, size_problems
 from burnish.config import Purpose, SFTConfig, find_problems
+from burnish.config.choices import TrackerName
 from burnish.config.parallel import MegatronConfig
 from burnish.config.rules_devices import planned_world
 from burnish.data.packing import Layout
@@ -57,6 +58,10 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     if config.max_length and card.max_position_embeddings and config.max_length > card.max_position_embeddings:
         fix = f"at most {card.max_position_embeddings}"
         problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))
+    for name in config.logger:
+        if name is not TrackerName.CONSOLE and find_spec(name) is None:
+            message, fix = f"{name} is not installed", f"pip install 'burnish[{name}]'"
+            problems.append(Problem("logger", list(config.logger), message, fix))
     problems += _trained_problems(config, card)
     return [*problems, *(_megatron_problems(config, card) if config.strategy == "megatron" else ())]
 

@@ -35,7 +35,8 @@ from burnish.train.checkpoint import Checkpointer
 from burnish.train.export import Exporter
 from burnish.train.metrics import StepMetrics, short_names
 from burnish.train.progress import Progress
-from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
+from burnish.train.services import RunFacts, open_service
+from burnish.train.trackers import ConsoleTracker, JsonlTracker, Tracker, Trackers
 from burnish.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -231,7 +232,10 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
         if start:
             backend.load(start / "backend", weights_only=state is None)
         progress = _restore(state, stream=stream, callbacks=callbacks, num_steps=num_steps)
-        trackers = _build_trackers(config, num_steps=num_steps, progress=progress, is_first=ranks.rank == 0)
+        identity = state["trackers"] if state else uuid.uuid4().hex
+        trackers = _build_trackers(
+            config, num_steps=num_steps, progress=progress, is_first=ranks.rank == 0, identity=identity
+        )
         stack.callback(trackers.close)
         yield Trainer(
             ranks=ranks,
@@ -317,14 +321,32 @@ def _restore(state: Mapping[str, Any] | None, *, stream: BatchStream, callbacks:
     return progress
 
 
-def _build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress, is_first: bool) -> Trackers:
+def _build_trackers(
+    config: SFTConfig, *, num_steps: int, progress: Progress, is_first: bool, identity: str
+) -> Trackers:
     if not is_first:
-        return Trackers([])
+        return Trackers([], identity=identity)
     folder = run_folder(config)
     jsonl = JsonlTracker(folder / "metrics.jsonl", resumed=progress.step > 0)
     (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    console = [ConsoleTracker(num_steps=num_steps, first_step=progress.step)]
-    return Trackers([jsonl, *(console if TrackerName.CONSOLE in config.logger else [])])
+    public = config.to_public()
+    facts = RunFacts(
+        folder=folder,
+        project=public["project_name"],
+        name=public["run_name"],
+        identity=identity,
+        tags=public["tags"],
+        config=public,
+        start=progress.step,
+        known=jsonl.last_step,
+    )
+    shown: list[Tracker] = [
+        ConsoleTracker(num_steps=num_steps, first_step=progress.step)
+        if name is TrackerName.CONSOLE
+        else open_service(name, facts)
+        for name in config.logger
+    ]
+    return Trackers([jsonl, *shown], identity=identity)
 
 
 def _build_exporter(config: SFTConfig, ranks: Ranks) -> Exporter | None:

@@ -19,9 +19,6 @@ _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
     ("eval_generate.prompts", "answering prompts in an evaluation", ((),)),
     ("torch_profiler_config", "profiling", (None,)),
     ("record_memory", "recording memory", (False,)),
-    ("logger", "this tracker", ((), ("console",))),
-    ("tags", "a tracker that keeps tags", ((),)),
-    ("project_name", "a tracker that knows projects", ("burnish",)),
     ("dummy_run_full_ctx", "the dummy run", (False,)),
 )
 """Key, feature, and the values that do not ask for it."""

@@ -3,7 +3,8 @@
 import json
 import re
 from collections.abc import Iterator
-from operator import attrgetter
+from functools import reduce
+from operator import attrgetter, getitem
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError
@@ -14,7 +15,7 @@ from burnish.config.model import ModelConfig
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.parallel import FsdpConfig, MegatronConfig, PlacementConfig
 from burnish.config.section import Section, explain, keys_of, sections_of
-from burnish.errors import ConfigError
+from burnish.errors import ConfigError, without_secrets
 
 Broken: TypeAlias = tuple[str, str, str]
 """A rule that a config breaks: the dotted key, what is wrong with its value, and what to write instead."""
@@ -59,6 +60,11 @@ class SFTConfig(LogKeys, CheckpointKeys, EvalKeys, BatchKeys, DataKeys, RunKeys)
     def to_plain(self) -> dict[str, Any]:
         """Every key and its value, JSON-ready; ``SFTConfig(**plain)`` is equal to this config."""
         return self.model_dump(mode="json")
+
+    def to_public(self) -> dict[str, Any]:
+        """The value of every dotted key, JSON-ready, without the password of any URL."""
+        plain = json.loads(without_secrets(json.dumps(self.to_plain())))
+        return {name: reduce(getitem, name.split("."), plain) for name in key_names()}
 
     def to_yaml(self) -> str:
         """The effective config, a dotted key a line: those given, then the defaults as comments. It reads back."""

@@ -2,9 +2,12 @@
 
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -24,24 +27,35 @@ class Tracker(Protocol):
         """Take the metrics of ``step``; called once a step, steps never go back within a run."""
         ...
 
+    def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
+        """Take what the model answers at ``step``: prompt, answer."""
+        ...
+
     def close(self) -> None: ...
 
 
 class Trackers:
     """Several trackers as one."""
 
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
+    def __init__(self, trackers: Sequence[Tracker], *, identity: str) -> None:
         self._trackers = list(trackers)
+        self.identity = identity
+        """What services know the run by; kept in its checkpoints."""
 
     def log(self, metrics: Metrics, *, step: int) -> None:
         """Pass ``metrics`` to each tracker."""
         for tracker in self._trackers:
             tracker.log(metrics, step=step)
 
-    def close(self) -> None:
-        """Close each tracker."""
+    def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
+        """Pass ``answers`` to each tracker."""
         for tracker in self._trackers:
-            tracker.close()
+            tracker.log_answers(answers, step=step)
+
+    def close(self) -> None:
+        """Close all at once: some wait for their service."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(methodcaller("close"), self._trackers))
 
 
 class JsonlTracker:
@@ -58,9 +72,12 @@ class JsonlTracker:
             while file.with_name(f"{file.stem}.{k}{file.suffix}").exists():
                 k += 1
             file.rename(file.with_name(f"{file.stem}.{k}{file.suffix}"))
-        torn = file.exists() and not file.read_bytes().endswith(b"\n")
+        content = file.read_bytes() if file.exists() else b""
+        steps = re.findall(rb'^\{"step": (\d+),.*\}$', content, re.MULTILINE)
+        self.last_step = max(map(int, steps), default=-1)
+        """The highest step that was there already; -1 where there was none."""
         self._stream: TextIO = file.open("a", encoding="utf-8")
-        if torn and file.stat().st_size:  # a killed run's last line must not swallow the next one
+        if content and not content.endswith(b"\n"):  # a killed run's last line must not swallow the next one
             self._stream.write("\n")
 
     def log(self, metrics: Metrics, *, step: int) -> None:
@@ -68,6 +85,9 @@ class JsonlTracker:
         known = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in metrics.items()}
         self._stream.write(json.dumps({"step": step, **known}) + "\n")
         self._stream.flush()
+
+    def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
+        """Metrics alone stand here."""
 
     def close(self) -> None:
         """Close the file."""
@@ -100,6 +120,9 @@ class ConsoleTracker:
         for key, loss in evaluations.items():
             start = "\n" if self._open_line else ""
             self._write(f"{start}step {step}: {key} {loss:.4f}\n", open_line=False)
+
+    def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
+        """Progress alone is shown here."""
 
     def close(self) -> None:
         """End the progress line."""

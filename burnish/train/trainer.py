@@ -173,6 +173,7 @@ class Trainer:
             "num_steps": self.num_steps,
             "cursor": batch.cursor,
             "callbacks": self._callbacks.state_dicts(),
+            "trackers": self._trackers.identity,
         }
         self._saved_step = self.progress.step
         folder = self._checkpointer.save(self._backend, step=self.progress.step, state=state)

@@ -111,6 +111,9 @@ class Recorder:
     def log(self, metrics, *, step):
         self.lines.append((step, dict(metrics)))
 
+    def log_answers(self, answers, *, step):
+        pass
+
     def close(self):
         pass
 
@@ -174,7 +177,7 @@ def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, 
         stream=stream,
         checkpointer=checkpointer,
         metrics=metrics,
-        trackers=Trackers([recorder]),
+        trackers=Trackers([recorder], identity="a run"),
         callbacks=callbacks,
         progress=progress,
         **(parts | options),
