@@ -179,5 +179,5 @@ def _run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
 def _report(folder: Path) -> None:
     try:
         log.info("report: %s", write_report([folder]))
-    except Exception as error:  # the run is over and saved: nothing about its page makes it a failed one
+    except Exception as error:  # noqa: BLE001 - the run is over and saved: nothing about its page makes it a failed one
         log.warning("no report was written: %s", error)

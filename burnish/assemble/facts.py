@@ -79,7 +79,7 @@ def write_facts(
     try:
         decoded = {"tokenizer": tokenizer(), "image_token_id": image_token_id}
         samples = [_sample(stores, *place, decoded=decoded, reader=reader) for place in _drawn(stores, seed)]
-    except Exception as error:  # only a page lacks them; whatever is wrong with a row, its step will say
+    except Exception as error:  # noqa: BLE001 - only a page lacks them; whatever is wrong with a row, its step will say
         log.warning("no rows are kept for the report: %s", error)
     facts = Facts(
         sources=[_counts(store) for store in stores],

@@ -45,7 +45,7 @@ _KINDS = (
     Kind(_LOSS, "Evaluation loss", "cross-entropy per target", "eval/(.+)/loss", sparse=True),
     Kind(_LOSS, "Evaluation perplexity", "exp(loss)", "eval/(.+)/perplexity", sparse=True),
     Kind(_LOSS, "Training loss by source", "cross-entropy per target", "train/loss/(.+)", smooth=True),
-    Kind(_OPTIMIZER, "Learning rate", "per step", "train/lr()", tick="~e"),
+    Kind(_OPTIMIZER, "Learning rate", "per step", "train/lr()", tick=".3~g"),
     Kind(_OPTIMIZER, "Gradient norm", "before clipping", "train/grad_norm()", smooth=True),
     Kind(_SPEED, "Throughput", "tokens per second", "train/tokens_per_second()", tick="~s", smooth=True),
     Kind(_SPEED, "Model FLOPs utilisation", "MFU, %", "train/mfu()", scale=100, suffix=" %", smooth=True),
@@ -82,22 +82,29 @@ def _chart(kind: Kind, runs: Sequence[Run]) -> dict[str, Any]:
             curve = run.curves.get(key)
             if curve is None or np.isnan(curve.values).all():
                 continue
-            named = [*([run.name] if len(runs) > 1 else []), *([label] if (label := pattern.fullmatch(key)[1]) else [])]
+            named = [run.name if len(runs) > 1 else "", _label(pattern, key)]
             colour, dash = (number, series) if len(runs) > 1 else (series, 0)
-            look = {"label": " · ".join(named) or kind.title, "colour": colour, "dash": dash}
+            look = {"label": " · ".join(filter(None, named)) or kind.title, "colour": colour, "dash": dash}
             traces += [{**look, **trace} for trace in _traces(kind, curve, look["label"])]
     shown = {"section": kind.section, "title": kind.title, "unit": kind.unit, "tick": kind.tick, "suffix": kind.suffix}
     return {**shown, "traces": traces}
+
+
+def _label(pattern: re.Pattern[str], key: str) -> str:
+    """What the pattern's group holds; of timings, in words."""
+    found = pattern.fullmatch(key)
+    assert found
+    return found[1].replace("_", " ") if key.startswith("timing/") else found[1]
 
 
 def _traces(kind: Kind, curve: Curve, label: str) -> Iterator[dict[str, Any]]:
     """What is drawn of a curve: its values, and over them their mean where they are noisy."""
     window = smoothing_window(len(curve.values)) if kind.smooth else 1
     style = "marked" if kind.sparse else "raw" if window > 1 else "line"
-    yield {"style": style, "name": escape(label), **_points(curve, kind.scale)}
+    yield {"style": style, "name": escape(label, quote=False), **_points(curve, kind.scale)}
     if window > 1:
         mean = Curve(curve.steps, running_mean(curve.values, window))
-        yield {"style": "line", "name": f"{escape(label)}, mean of {window}", **_points(mean, kind.scale)}
+        yield {"style": "line", "name": f"{escape(label, quote=False)}, mean of {window}", **_points(mean, kind.scale)}
 
 
 def _points(curve: Curve, scale: float) -> dict[str, list[Any]]:

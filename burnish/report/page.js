@@ -18,7 +18,7 @@
         type: "scatter", x: trace.x, y: trace.y, name: trace.name,
         mode: marked && !raw ? "lines+markers" : "lines",
         visible: !hidden[number].has(trace.label),
-        opacity: raw ? 0.38 : 1,
+        opacity: raw ? 0.5 : 1,
         line: { color: colour, width: raw ? 1 : 2, dash: dashOf(trace) },
         marker: { color: colour, size: trace.style === "marked" ? 7 : 5 },
         hovertemplate: `%{y:.5~g}${chart.suffix}`,
@@ -31,7 +31,7 @@
     const span = Math.max(...steps) - Math.min(...steps);
     const axis = {
       color: shade("--soft"), gridcolor: shade("--line"), zeroline: false, linecolor: shade("--line"),
-      automargin: true, nticks: 6, fixedrange: false,
+      automargin: true, nticks: 6, spikecolor: shade("--soft"), spikethickness: 1, spikedash: "dot",
     };
     const x = { ...axis, showgrid: false, tickformat: ",d", hoverformat: ",d", title: { text: "step", standoff: 6 } };
     if (span < 6) Object.assign(x, { dtick: 1, nticks: undefined });

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -193,5 +192,5 @@ def _number(value: float | None, digits: int = 4) -> str:
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.0f} min" if minutes < 60 else f"{int(hours)} h {int(minutes) % 60:02} min"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
