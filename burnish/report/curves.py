@@ -29,7 +29,7 @@ class Kind:
     metric: str
     """Pattern of the metrics in it; what its group holds names the curve."""
     tick: str = ""
-    """How numbers are written, as d3 formats them; empty leaves it to the size of the numbers."""
+    """How numbers are written at the axis, as d3 formats them, or ``e`` for powers of ten; empty: as their size asks for."""
     scale: float = 1.0
     suffix: str = ""
     """Written after each number."""
@@ -45,7 +45,7 @@ _KINDS = (
     Kind(_LOSS, "Evaluation loss", "cross-entropy per target", "eval/(.+)/loss", sparse=True),
     Kind(_LOSS, "Evaluation perplexity", "exp(loss)", "eval/(.+)/perplexity", sparse=True),
     Kind(_LOSS, "Training loss by source", "cross-entropy per target", "train/loss/(.+)", smooth=True),
-    Kind(_OPTIMIZER, "Learning rate", "per step", "train/lr()", tick=".3~g"),
+    Kind(_OPTIMIZER, "Learning rate", "per step", "train/lr()", tick="e"),
     Kind(_OPTIMIZER, "Gradient norm", "before clipping", "train/grad_norm()", smooth=True),
     Kind(_SPEED, "Throughput", "tokens per second", "train/tokens_per_second()", tick="~s", smooth=True),
     Kind(_SPEED, "Model FLOPs utilisation", "MFU, %", "train/mfu()", scale=100, suffix=" %", smooth=True),
@@ -53,7 +53,15 @@ _KINDS = (
     Kind(_SPEED, "Waiting for data", "seconds of a step", "timing/data_wait()", smooth=True),
     Kind(_SPEED, "Evaluations and checkpoints", "seconds each", "timing/(eval|checkpoint)", sparse=True),
     Kind(_SPEED, "Peak memory", "GiB on a device", "train/memory_peak_gib()"),
-    Kind(_SPEED, "Packing efficiency", "tokens by cells, %", "train/packing_efficiency()", scale=100, suffix=" %"),
+    Kind(
+        _SPEED,
+        "Packing efficiency",
+        "tokens by cells, %",
+        "train/packing_efficiency()",
+        scale=100,
+        suffix=" %",
+        smooth=True,
+    ),
     Kind(_SPEED, "Tokens of a step", "tokens", "train/num_(tokens|targets)", tick="~s"),
 )
 _NOT_DRAWN = "train/(epoch|total_tokens|skipped|tokens_per_second_per_gpu)|eval/.+/num_targets"

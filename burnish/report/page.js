@@ -31,16 +31,17 @@
     const span = Math.max(...steps) - Math.min(...steps);
     const axis = {
       color: shade("--soft"), gridcolor: shade("--line"), zeroline: false, linecolor: shade("--line"),
-      automargin: true, nticks: 6, spikecolor: shade("--soft"), spikethickness: 1, spikedash: "dot",
+      automargin: true, nticks: 6, showspikes: false,
     };
-    const x = { ...axis, showgrid: false, tickformat: ",d", hoverformat: ",d", title: { text: "step", standoff: 6 } };
+    const spike = { showspikes: true, spikecolor: shade("--soft"), spikethickness: 1, spikedash: "dot", spikemode: "across" };
+    const x = { ...axis, ...spike, showgrid: false, tickformat: ",d", hoverformat: ",d", title: { text: "step", standoff: 6 } };
     if (span < 6) Object.assign(x, { dtick: 1, nticks: undefined });
     if (span === 0) x.range = [steps[0] - 1, steps[0] + 1];
     return {
       xaxis: x,
-      yaxis: { ...axis, tickformat: chart.tick, ticksuffix: chart.suffix },
+      yaxis: { ...axis, ...(chart.tick === "e" ? { exponentformat: "e" } : { tickformat: chart.tick }), ticksuffix: chart.suffix },
       margin: { l: 48, r: 14, t: 10, b: 40 },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      paper_bgcolor: shade("--card"), plot_bgcolor: shade("--card"),
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: shade("--ink") },
       showlegend: false,
       hovermode: "x unified",

@@ -153,7 +153,7 @@ def test_the_page_is_as_wide_as_the_window(browser, folder, width):
 
 
 def test_what_users_wrote_is_only_shown(browser, tmp_path):
-    folders = [hostile_run(tmp_path / "<img src=x onerror=alert(3)>"), run_folder(tmp_path / "b" * 150)]
+    folders = [hostile_run(tmp_path / "<img src=x onerror=alert(3)>"), run_folder(tmp_path / ("b" * 150))]
     file = write_report(folders, out=tmp_path / "page.html")
     with opened(browser, file, width=360) as page:
         curves = page.evaluate(_CURVES)

@@ -62,7 +62,7 @@ def test_the_page_of_one_run(tmp_path):
     assert "Row 4 chats.jsonl · 7 tokens, 2 targets a row a row" in text
     assert "why? Step Answer 0 because 0 9 because 9 18 because 18" in text
     assert "99 because 99 12 of 100 answers." in text
-    assert text.index("batch_size 8") < text.index("The other 1 keys") < text.index("seed 42")
+    assert text.index("batch_size 8") < text.index("All other keys (1)") < text.index("seed 42")
     assert [t for t in page.tags if "src" in t[1] or t[1].get("href", "#")[0] not in "#d"] == []
     assert (page.count("h1"), page.count("title"), page.count("main")) == (1, 1, 1)
     viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
