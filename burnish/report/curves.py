@@ -91,9 +91,10 @@ def _chart(kind: Kind, runs: Sequence[Run]) -> dict[str, Any]:
             if curve is None or np.isnan(curve.values).all():
                 continue
             named = [run.name if len(runs) > 1 else "", _label(pattern, key)]
+            label = " · ".join(filter(None, named)) or kind.title
             colour, dash = (number, series) if len(runs) > 1 else (series, 0)
-            look = {"label": " · ".join(filter(None, named)) or kind.title, "colour": colour, "dash": dash}
-            traces += [{**look, **trace} for trace in _traces(kind, curve, look["label"])]
+            look = {"label": label, "colour": colour, "dash": dash}
+            traces += [{**look, **trace} for trace in _traces(kind, curve, label)]
     shown = {"section": kind.section, "title": kind.title, "unit": kind.unit, "tick": kind.tick, "suffix": kind.suffix}
     return {**shown, "traces": traces}
 
