@@ -69,7 +69,7 @@
 
   function addLegend(number) {
     const curves = new Map(charts[number].traces.map((trace) => [trace.label, trace]));
-    if (curves.size < 2) return;
+    if (curves.size === 1 && curves.has(charts[number].title)) return;
     for (const [label, trace] of curves) {
       const button = document.createElement("button");
       button.type = "button";
