@@ -62,7 +62,7 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
         num_embeddings=card.num_embeddings,
         image_token_id=card.vision.image_token_id if card.vision else None,
         image_merge_size=card.vision.merge_size if card.vision else None,
-        image_reader=partial(_image_reader, card.path, trust_remote_code=config.model.trust_remote_code),
+        image_reader=partial(image_reader, card.path, trust_remote_code=config.model.trust_remote_code),
         admit=None if config.allow_store_mismatch else partial(_require_same_tokens, config, card),
         **caching,
     )
@@ -78,7 +78,7 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
 
 
 @cache
-def _image_reader(model_path: str, *, trust_remote_code: bool) -> ImageReader:
+def image_reader(model_path: str, *, trust_remote_code: bool) -> ImageReader:
     """One a process, for all stores."""
     return ImageReader(model_path, trust_remote_code=trust_remote_code)
 

@@ -4,11 +4,13 @@ import platform
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
+from burnish.assemble.data import build_eval_sets, build_stream, count_steps, image_reader, open_evals, open_train
+from burnish.assemble.facts import write_facts
 from burnish.assemble.model import cache_settings, lora_settings, megatron_sizes, plan_layout, require_valid
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
@@ -24,7 +26,7 @@ from burnish.data.tokenize import template_text
 from burnish.errors import ConfigError, DataError, Problem, StorageError
 from burnish.log import get_logger
 from burnish.models.flops import step_flops
-from burnish.models.load import ModelCard, bring_model
+from burnish.models.load import ModelCard, bring_model, read_tokenizer
 from burnish.models.loss import Objective
 from burnish.storage.bucket import open_bucket
 from burnish.storage.cache import cache_root, private_folder, share_private_folder
@@ -232,6 +234,8 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
         if start:
             backend.load(start / "backend", weights_only=state is None)
         progress = _restore(state, stream=stream, callbacks=callbacks, num_steps=num_steps)
+        if ranks.rank == 0:
+            _note_data(config, card, stores=stores, evals=evals)
         identity = state["trackers"] if state else uuid.uuid4().hex
         trackers = _build_trackers(
             config, num_steps=num_steps, progress=progress, is_first=ranks.rank == 0, identity=identity
@@ -347,6 +351,19 @@ def _build_trackers(
         for name in config.logger
     ]
     return Trackers([jsonl, *shown], identity=identity)
+
+
+def _note_data(config: SFTConfig, card: ModelCard, *, stores: Sequence[Store], evals: Mapping[str, Store]) -> None:
+    trusted = config.model.trust_remote_code
+    write_facts(
+        run_folder(config),
+        stores=stores,
+        evals=evals,
+        tokenizer=partial(read_tokenizer, card.path, trust_remote_code=trusted),
+        reader=partial(image_reader, card.path, trust_remote_code=trusted),
+        image_token_id=card.vision.image_token_id if card.vision else None,
+        seed=config.seed,
+    )
 
 
 def _build_exporter(config: SFTConfig, ranks: Ranks) -> Exporter | None:
