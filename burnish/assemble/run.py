@@ -9,7 +9,15 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
-from burnish.assemble.model import cache_settings, lora_settings, megatron_sizes, plan_layout, require_valid
+from burnish.assemble.dummy import MemorySpoken, dummy_of
+from burnish.assemble.model import (
+    cache_settings,
+    lora_settings,
+    megatron_sizes,
+    plan_layout,
+    require_valid,
+    tokenizer_settings,
+)
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.fsdp.shard import Sharding
@@ -18,6 +26,7 @@ from burnish.backends.optimizer import Recipe
 from burnish.backends.tensors import DTYPES, require_written_by
 from burnish.config import Purpose, SFTConfig
 from burnish.config.choices import TrackerName
+from burnish.data.example import ExampleStore
 from burnish.data.store import Store
 from burnish.data.stream import BatchStream
 from burnish.data.tokenize import template_text
@@ -33,7 +42,9 @@ from burnish.train.cadence import NEVER, Cadence
 from burnish.train.callbacks import Callbacks, load_callback
 from burnish.train.checkpoint import Checkpointer
 from burnish.train.export import Exporter
+from burnish.train.generation import Questions
 from burnish.train.metrics import StepMetrics, short_names
+from burnish.train.profiling import Profiler, Window, recorded_memory
 from burnish.train.progress import Progress
 from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
 from burnish.train.trainer import Trainer
@@ -116,11 +127,50 @@ def _megatron(config: SFTConfig, settings: Mapping[str, Any]) -> "MegatronBacken
 
 
 def build_callbacks(config: SFTConfig) -> Callbacks:
-    """The user's own."""
-    return Callbacks([load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs])
+    """The user's own, and what a dummy run has to say."""
+    own = [MemorySpoken()] if config.dummy_run_full_ctx else []
+    return Callbacks([*own, *(load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs)])
 
 
-def build_checkpointer(config: SFTConfig, stores: Sequence[Store], ranks: Ranks) -> Checkpointer:
+def build_questions(config: SFTConfig, card: ModelCard) -> Questions | None:
+    """What is asked in evaluations, as the model's chat template writes it.
+
+    Raises:
+        ConfigError: the model has fewer positions than a prompt and its answer take.
+        DataError: there is no chat template, or it cannot render a prompt.
+    """
+    keys = config.eval_generate
+    if not keys.prompts:
+        return None
+    tokenizer = tokenizer_settings(config, card).load()
+    token_ids = [tokenizer.encode_prompt(prompt) for prompt in keys.prompts]
+    longest, positions = max(map(len, token_ids)) + keys.max_new_tokens, card.max_position_embeddings
+    if positions and longest > positions:
+        message = f"the longest takes {longest} tokens with its answer, and the model has {positions} positions"
+        fix = "ask less, or lower eval_generate.max_new_tokens"
+        raise ConfigError([Problem("eval_generate.prompts", list(keys.prompts), message, fix)])
+    return Questions(keys.prompts, token_ids, tokenizer.decode, Cadence(keys.every), keys.max_new_tokens)
+
+
+def build_profiler(config: SFTConfig, ranks: Ranks) -> Profiler:
+    """Of this rank; of ranks that are not profiled one that does nothing."""
+    keys = config.torch_profiler_config
+    if not keys.enable or ranks.rank not in keys.ranks:
+        return Profiler()
+    return Profiler(
+        Window(keys.skip_first, keys.wait, keys.warmup, keys.active, keys.repeat),
+        folder=Path(keys.save_path) if keys.save_path else run_folder(config) / "profile",
+        rank=ranks.rank,
+        activities=keys.activities,
+        export_type=keys.export_type,
+        record_shapes=keys.record_shapes,
+        profile_memory=keys.profile_memory,
+        with_stack=keys.with_stack,
+        with_flops=keys.with_flops,
+    )
+
+
+def build_checkpointer(config: SFTConfig, stores: Sequence[ExampleStore], ranks: Ranks) -> Checkpointer:
     """Where the run's checkpoints go, and what must not change between them."""
     plain = config.to_plain()
     keys = ("batch_size", "sampler", "sampler_class_path", "sampler_kwargs", "seed", "train_dataset_weights")
@@ -160,8 +210,8 @@ def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | No
 
 
 def run_folder(config: SFTConfig) -> Path:
-    """Where the run's metrics and its config lie."""
-    return Path(config.log_dir) / config.run_name
+    """Where the run's metrics and its config lie; a dummy run has a folder of its own beside the run's."""
+    return Path(config.log_dir) / f"{config.run_name}{'-dummy' if config.dummy_run_full_ctx else ''}"
 
 
 def export_place(config: SFTConfig) -> str:
@@ -215,10 +265,12 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
         BurnishError: whatever the user has to mend, wherever it can be known before a device is asked for.
     """
     card = require_valid(config)
+    config = dummy_of(config)
     log.info("effective config:\n%s", config.to_yaml())
     if ranks.rank == 0:
         require_writable(config)
     callbacks = build_callbacks(config)
+    questions = build_questions(config, card)
     stores, evals = open_data(config, card, ranks)
     layout = plan_layout(config, rank=ranks.rank, world_size=ranks.world_size)
     stream = build_stream(config, card, stores, layout=layout)
@@ -226,6 +278,8 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     checkpointer = build_checkpointer(config, stores, ranks)
     start, state = find_start(config, checkpointer)
     with ExitStack() as stack:
+        if config.record_memory:
+            stack.enter_context(recorded_memory(run_folder(config) / f"memory_rank_{ranks.rank}.pickle"))
         backend = build_backend(config, ranks=ranks, num_steps=num_steps, num_sources=len(stores))
         stack.callback(backend.close)
         if start:
@@ -239,11 +293,13 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
             stream=stream,
             num_steps=num_steps,
             eval_sets=build_eval_sets(config, card, evals, layout=layout),
-            eval_at=Cadence(config.eval_interval) if evals else NEVER,
+            eval_at=Cadence(config.eval_interval) if evals or questions else NEVER,
             eval_first=config.eval_before_train,
+            questions=questions,
             checkpointer=checkpointer,
             save_at=Cadence(config.ckpt_interval),
             exporter=_build_exporter(config, ranks),
+            profiler=build_profiler(config, ranks),
             metrics=_step_metrics(config, card, stores, stream=stream, ranks=ranks, peak_flops=backend.peak_flops),
             trackers=trackers,
             callbacks=callbacks,
@@ -255,7 +311,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
 
 def open_data(
     config: SFTConfig, card: ModelCard, ranks: Ranks, *, purpose: Purpose = Purpose.TRAIN
-) -> tuple[list[Store], dict[str, Store]]:
+) -> tuple[Sequence[ExampleStore], dict[str, Store]]:
     """The training stores, none when the ``purpose`` is another, and the evaluation stores by name; alike on all ranks.
 
     Raises:
@@ -263,7 +319,7 @@ def open_data(
     """
     if config.disable_cache and ranks.world_size > 1:
         share_private_folder(Path(ranks.of_node(lambda: str(private_folder()))))
-    stores = open_train(config, card) if purpose is Purpose.TRAIN else []
+    stores: Sequence[ExampleStore] = open_train(config, card) if purpose is Purpose.TRAIN else []
     evals = open_evals(config, card)
     # One may have waited for hours while another tokenized.
     ranks.meet("data")
@@ -281,7 +337,7 @@ def open_data(
 def _step_metrics(
     config: SFTConfig,
     card: ModelCard,
-    stores: Sequence[Store],
+    stores: Sequence[ExampleStore],
     *,
     stream: BatchStream,
     ranks: Ranks,

@@ -16,13 +16,9 @@ from burnish.config.run import Broken, SFTConfig
 from burnish.errors import Problem, without_secrets
 
 _MISSING: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
-    ("eval_generate.prompts", "answering prompts in an evaluation", ((),)),
-    ("torch_profiler_config", "profiling", (None,)),
-    ("record_memory", "recording memory", (False,)),
     ("logger", "this tracker", ((), ("console",))),
     ("tags", "a tracker that keeps tags", ((),)),
     ("project_name", "a tracker that knows projects", ("burnish",)),
-    ("dummy_run_full_ctx", "the dummy run", (False,)),
 )
 """Key, feature, and the values that do not ask for it."""
 
