@@ -1,5 +1,6 @@
 """Some steps are recorded by torch's profiler, and what was allocated on a GPU; both only where asked for."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from burnish.log import get_logger
@@ -57,7 +58,7 @@ class Profiler:
         rank: int = 0,
         activities: tuple[str, ...] = ("cpu",),
         export_type: str = "chrome_trace",
-        **kept: bool,
+        **kept: Any,
     ) -> None:
         self._window, self._folder, self._rank, self._export_type = window, folder, rank, export_type
         self._on_gpu = "cuda" in activities and torch.cuda.is_available()
@@ -90,7 +91,9 @@ class Profiler:
         if self._profile.current_action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
             self._seconds += timings["step"]
             self._waited += timings["data_wait"]
-        self._profile.step()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+            self._profile.step()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -102,7 +105,9 @@ class Profiler:
             log.warning("no step was profiled: the first would have been step %d", self._window.first_step)
 
     def _write(self, recorded: Any) -> None:
-        """Called by torch at the end of each window."""
+        """Called by torch at the end of each window; a run may end where one begins."""
+        if not self._seconds:
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         self._num_traces += 1
         metric = "self_cuda_time_total" if self._on_gpu else "self_cpu_time_total"
@@ -130,7 +135,7 @@ class Profiler:
         total = sum(time for time, _ in own) or 1
         most = ", ".join(f"{name:.60} {time / total:.1%}" for time, name in own[:_SHOWN])
         kind = "kernels" if self._on_gpu else "operations"
-        return f"{kind} by time: {most}; data wait {self._waited / (self._seconds or 1):.1%}"
+        return f"{kind} by time: {most}; data wait {self._waited / self._seconds:.1%}"
 
 
 @contextmanager
@@ -144,6 +149,6 @@ def recorded_memory(file: Path) -> Iterator[None]:
         yield
     finally:
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(file))
+        torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
         torch.cuda.memory._record_memory_history(enabled=None)
         log.info("memory: %s", file)
