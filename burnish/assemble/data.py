@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from burnish.assemble.dummy import dummy_rows
 from burnish.assemble.model import cache_settings, tokenizer_settings
 from burnish.config import EvalSource, SFTConfig, TrainSource
 from burnish.data.example import ExampleStore, IntArray
@@ -25,10 +24,8 @@ from burnish.models.vision import image_flops
 log = get_logger(__name__)
 
 
-def open_train(config: SFTConfig, card: ModelCard) -> Sequence[Store]:
+def open_train(config: SFTConfig, card: ModelCard) -> list[Store]:
     """The training stores in the order given; their rows are checked. Needs no device."""
-    if config.dummy_run_full_ctx:
-        return [dummy_rows(config, card)]
     return [open_source(config, card, source) for source in config.train_sources]
 
 

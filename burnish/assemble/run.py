@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
-from burnish.assemble.dummy import MemorySpoken, dummy_of
+from burnish.assemble.dummy import MemorySpoken, dummy_of, dummy_rows
 from burnish.assemble.model import (
     cache_settings,
     lora_settings,
@@ -319,7 +319,7 @@ def open_data(
     """
     if config.disable_cache and ranks.world_size > 1:
         share_private_folder(Path(ranks.of_node(lambda: str(private_folder()))))
-    stores: Sequence[ExampleStore] = open_train(config, card) if purpose is Purpose.TRAIN else []
+    stores: Sequence[ExampleStore] = _open_train(config, card) if purpose is Purpose.TRAIN else []
     evals = open_evals(config, card)
     # One may have waited for hours while another tokenized.
     ranks.meet("data")
@@ -332,6 +332,10 @@ def open_data(
             problem = f"holds other rows on rank {others[0]} ({other}) than on rank 0 ({first})"
             raise DataError(store.name, problem, fix="copy it to every node anew, or put it into a bucket")
     return stores, evals
+
+
+def _open_train(config: SFTConfig, card: ModelCard) -> Sequence[ExampleStore]:
+    return [dummy_rows(config, card)] if config.dummy_run_full_ctx else open_train(config, card)
 
 
 def _step_metrics(

@@ -14,8 +14,9 @@ from burnish.models.loss import Objective
 from tests.backends.megatron_runs import LR, PAD, on_megatron, opened, run, step_rows, train
 from tests.backends.steps import batch_of, reference_run
 from tests.backends.steps import opened as opened_fsdp
+from tests.backends.test_megatron_weights import save_family
 from tests.ranks import on_ranks
-from tests.toys import save_model
+from tests.toys import save_model, save_tokenizer
 
 TP2, PP2 = {"tensor": 2}, {"pipeline": 2}
 
@@ -123,6 +124,12 @@ CUTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def deep_dir(tmp_path_factory):
+    """Four layers, that two stages may hold two parts each."""
+    return save_tokenizer(save_family(tmp_path_factory.mktemp("deep"), "llama"))
+
+
 def answers_of(model_dir, sizes):
     with opened(model_dir, sizes=sizes) as backend:
         train(backend, range(2), "shared")
@@ -139,10 +146,10 @@ def answers_of_fsdp(model_dir):
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_answers_are_those_of_fsdp_however_the_model_is_cut(model_dir, cut):
+def test_answers_are_those_of_fsdp_however_the_model_is_cut(deep_dir, cut):
     number, sizes = CUTS[cut]
-    (expected,) = on_ranks(1, answers_of_fsdp, model_dir)
-    assert on_megatron(number, answers_of, model_dir, Sizes(**sizes)) == [expected] * number
+    (expected,) = on_ranks(1, answers_of_fsdp, deep_dir)
+    assert on_megatron(number, answers_of, deep_dir, Sizes(**sizes)) == [expected] * number
 
 
 def held(parts):

@@ -73,10 +73,15 @@ def test_without_a_window_nothing_is_recorded(tmp_path):
 
 def test_a_run_that_fails_leaves_its_trace(tmp_path):
     profiler = Profiler(Window(wait=0, warmup=1, active=5), folder=tmp_path)
-    with pytest.raises(ZeroDivisionError), profiler:
-        for _ in range(3):
-            profiler.step({"step": 1.0, "data_wait": 0.0})
-        raise ZeroDivisionError
+
+    def fail():
+        with profiler:
+            for _ in range(3):
+                profiler.step({"step": 1.0, "data_wait": 0.0})
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert [file.name for file in tmp_path.iterdir()] == ["rank_0_window_1.pt.trace.json.gz"]
 
 
@@ -86,7 +91,7 @@ def test_memory_is_written_at_the_end_and_when_it_runs_out(tmp_path, monkeypatch
     calls = []
     memory = torch.cuda.memory
     monkeypatch.setattr(memory, "_record_memory_history", lambda enabled="all", **_: calls.append(enabled))
-    monkeypatch.setattr(memory, "_dump_snapshot", lambda file: calls.append(file))
+    monkeypatch.setattr(memory, "_dump_snapshot", calls.append)
     try:
         with recorded_memory(tmp_path / "run" / "memory.pickle"):
             calls.append("step")

@@ -42,7 +42,7 @@ def test_the_last_step_is_evaluated_once(interval, evaluated):
 
 
 def questions(every):
-    return Questions(("who?",), [[5]], lambda ids: repr(ids), Cadence(every), max_new_tokens=2)
+    return Questions(("who?",), [[5]], repr, Cadence(every), max_new_tokens=2)
 
 
 @pytest.mark.parametrize(
