@@ -6,9 +6,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from burnish.assemble.backend import build_backend
 from burnish.assemble.data import raw_columns
 from burnish.assemble.model import cache_settings, on_one_rank, require_valid, tokenizer_settings
-from burnish.assemble.run import build_backend, run_folder
+from burnish.assemble.outputs import run_folder
 from burnish.backends.comm import alone, joined
 from burnish.bench import measure
 from burnish.bench.measure import BenchReport, BenchSettings

@@ -6,7 +6,7 @@ from typing import Any
 
 from burnish.assemble.model import cache_settings, tokenizer_settings
 from burnish.config import EvalSource, SFTConfig, TrainSource
-from burnish.data.example import IntArray
+from burnish.data.example import ExampleStore, IntArray
 from burnish.data.manifest import Manifest, require_same
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, RankPlan, plan_bins, plan_micro_batches
@@ -122,7 +122,9 @@ def build_sampler(config: SFTConfig, mixture: Mixture) -> Sampler:
     return RandomSampler(len(mixture), seed=config.seed)
 
 
-def build_builder(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *, layout: Layout) -> BatchBuilder:
+def build_builder(
+    config: SFTConfig, card: ModelCard, stores: Sequence[ExampleStore], *, layout: Layout
+) -> BatchBuilder:
     """How drawn rows of ``stores`` are dealt to ranks and micro-batches, and laid out."""
     deal: Callable[..., Any] = partial(
         plan_micro_batches,
@@ -142,7 +144,7 @@ def build_builder(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *
     return BatchBuilder(Mixture(stores), planner=plan, layout=layout, pad_id=card.pad_id)
 
 
-def build_stream(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *, layout: Layout) -> BatchStream:
+def build_stream(config: SFTConfig, card: ModelCard, stores: Sequence[ExampleStore], *, layout: Layout) -> BatchStream:
     """Training batches, endless."""
     builder = build_builder(config, card, stores, layout=layout)
     return BatchStream(
