@@ -6,14 +6,15 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from burnish.assemble.backend import build_backend
 from burnish.assemble.data import raw_columns
 from burnish.assemble.model import cache_settings, on_one_rank, require_valid, tokenizer_settings
-from burnish.assemble.run import build_backend
+from burnish.assemble.outputs import run_folder
 from burnish.backends.comm import alone, joined
 from burnish.bench import measure
 from burnish.bench.measure import BenchReport, BenchSettings
 from burnish.config import Purpose, SFTConfig
-from burnish.config.rules_devices import environment_world
+from burnish.config.rules_devices import environment_rank, environment_world
 from burnish.data.pictures import ImageReader
 from burnish.data.store import Store, open_store
 from burnish.data.write import write_store
@@ -24,9 +25,12 @@ from burnish.launch import local
 from burnish.launch import ray as on_ray
 from burnish.launch.ray_data import run_on_ray
 from burnish.launch.tasks import Outcome
-from burnish.log import configure_logging
+from burnish.log import configure_logging, get_logger
+from burnish.report.page import write_report
 from burnish.train.checkpoint import open_checkpoint
 from burnish.train.progress import Progress
+
+log = get_logger(__name__)
 
 
 class SFTTrainer:
@@ -167,4 +171,14 @@ def _image_reader(store: str, model_path: str | None) -> ImageReader:
 def _run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
     """By the launcher that ``config`` names, unless this process is a rank already."""
     launch = on_ray.run if config.launcher == "ray" and not environment_world(os.environ) else local.run
-    return launch(config, purpose=purpose)
+    outcome = launch(config, purpose=purpose)
+    if purpose is Purpose.TRAIN and environment_rank(os.environ) == 0:
+        _report(run_folder(config))
+    return outcome
+
+
+def _report(folder: Path) -> None:
+    try:
+        log.info("report: %s", write_report([folder]))
+    except Exception as error:  # noqa: BLE001 - the run is over and saved: nothing about its page makes it a failed one
+        log.warning("no report was written: %s", error)

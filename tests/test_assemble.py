@@ -7,7 +7,8 @@ import pytest
 
 from burnish.assemble.data import open_train
 from burnish.assemble.model import require_valid
-from burnish.assemble.run import build_checkpointer, build_run, find_start, require_writable
+from burnish.assemble.outputs import require_writable
+from burnish.assemble.run import build_checkpointer, build_run, find_start
 from burnish.backends.comm import alone, joined
 from burnish.config import SFTConfig, load_config
 from burnish.errors import CheckpointError, ConfigError, DataError

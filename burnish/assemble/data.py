@@ -6,7 +6,7 @@ from typing import Any
 
 from burnish.assemble.model import cache_settings, tokenizer_settings
 from burnish.config import EvalSource, SFTConfig, TrainSource
-from burnish.data.example import IntArray
+from burnish.data.example import ExampleStore, IntArray
 from burnish.data.manifest import Manifest, require_same
 from burnish.data.mixture import Mixture
 from burnish.data.packing import Layout, RankPlan, plan_bins, plan_micro_batches
@@ -62,7 +62,7 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
         num_embeddings=card.num_embeddings,
         image_token_id=card.vision.image_token_id if card.vision else None,
         image_merge_size=card.vision.merge_size if card.vision else None,
-        image_reader=partial(_image_reader, card.path, trust_remote_code=config.model.trust_remote_code),
+        image_reader=partial(image_reader, card.path, trust_remote_code=config.model.trust_remote_code),
         admit=None if config.allow_store_mismatch else partial(_require_same_tokens, config, card),
         **caching,
     )
@@ -78,7 +78,7 @@ def open_source(config: SFTConfig, card: ModelCard, source: TrainSource | EvalSo
 
 
 @cache
-def _image_reader(model_path: str, *, trust_remote_code: bool) -> ImageReader:
+def image_reader(model_path: str, *, trust_remote_code: bool) -> ImageReader:
     """One a process, for all stores."""
     return ImageReader(model_path, trust_remote_code=trust_remote_code)
 
@@ -122,7 +122,9 @@ def build_sampler(config: SFTConfig, mixture: Mixture) -> Sampler:
     return RandomSampler(len(mixture), seed=config.seed)
 
 
-def build_builder(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *, layout: Layout) -> BatchBuilder:
+def build_builder(
+    config: SFTConfig, card: ModelCard, stores: Sequence[ExampleStore], *, layout: Layout
+) -> BatchBuilder:
     """How drawn rows of ``stores`` are dealt to ranks and micro-batches, and laid out."""
     deal: Callable[..., Any] = partial(
         plan_micro_batches,
@@ -142,7 +144,7 @@ def build_builder(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *
     return BatchBuilder(Mixture(stores), planner=plan, layout=layout, pad_id=card.pad_id)
 
 
-def build_stream(config: SFTConfig, card: ModelCard, stores: Sequence[Store], *, layout: Layout) -> BatchStream:
+def build_stream(config: SFTConfig, card: ModelCard, stores: Sequence[ExampleStore], *, layout: Layout) -> BatchStream:
     """Training batches, endless."""
     builder = build_builder(config, card, stores, layout=layout)
     return BatchStream(

@@ -55,6 +55,9 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     if config.fsdp_config.compile and on_cpu:
         message = "gains next to nothing on a CPU, and there is no GPU"
         problems.append(Problem("fsdp_config.compile", True, message, "leave it out"))
+    if config.record_memory and on_cpu:
+        message, fix = "records the memory of a GPU, and there is none", "leave it out; train/memory_peak_gib is logged"
+        problems.append(Problem("record_memory", True, message, fix))
     if config.max_length and card.max_position_embeddings and config.max_length > card.max_position_embeddings:
         fix = f"at most {card.max_position_embeddings}"
         problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))

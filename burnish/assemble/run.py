@@ -1,127 +1,78 @@
-"""Every key becomes a part of a run: backend, checkpoints, callbacks, trackers, and the trainer that holds them."""
+"""Every key becomes a part of a run: data, checkpoints, callbacks, questions, and the trainer that holds them."""
 
 import platform
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from burnish.assemble.backend import build_backend
 from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
-from burnish.assemble.model import cache_settings, lora_settings, megatron_sizes, plan_layout, require_valid
+from burnish.assemble.dummy import MemorySpoken, dummy_of, dummy_rows
+from burnish.assemble.model import (
+    plan_layout,
+    require_valid,
+    tokenizer_settings,
+)
+from burnish.assemble.outputs import (
+    build_exporter,
+    build_profiler,
+    build_trackers,
+    note_data,
+    require_writable,
+    run_folder,
+)
 from burnish.backends.comm import Ranks
-from burnish.backends.fsdp.backend import FsdpBackend
-from burnish.backends.fsdp.shard import Sharding
-from burnish.backends.megatron.quiet import keep_quiet
-from burnish.backends.optimizer import Recipe
-from burnish.backends.tensors import DTYPES, require_written_by
+from burnish.backends.tensors import require_written_by
 from burnish.config import Purpose, SFTConfig
-from burnish.config.choices import TrackerName
+from burnish.data.example import ExampleStore
 from burnish.data.store import Store
 from burnish.data.stream import BatchStream
-from burnish.data.tokenize import template_text
-from burnish.errors import ConfigError, DataError, Problem, StorageError
+from burnish.errors import ConfigError, DataError, Problem
 from burnish.log import get_logger
 from burnish.models.flops import step_flops
-from burnish.models.load import ModelCard, bring_model
-from burnish.models.loss import Objective
-from burnish.storage.bucket import open_bucket
-from burnish.storage.cache import cache_root, private_folder, share_private_folder
-from burnish.storage.files import is_remote
+from burnish.models.load import ModelCard
+from burnish.storage.cache import private_folder, share_private_folder
 from burnish.train.cadence import NEVER, Cadence
 from burnish.train.callbacks import Callbacks, load_callback
 from burnish.train.checkpoint import Checkpointer
-from burnish.train.export import Exporter
+from burnish.train.generation import Questions
 from burnish.train.metrics import StepMetrics, short_names
+from burnish.train.profiling import recorded_memory
 from burnish.train.progress import Progress
-from burnish.train.services import RunFacts, open_service
-from burnish.train.trackers import ConsoleTracker, JsonlTracker, Tracker, Trackers
 from burnish.train.trainer import Trainer
-
-if TYPE_CHECKING:
-    from burnish.backends.megatron.backend import MegatronBackend
 
 log = get_logger(__name__)
 
 
-def build_backend(
-    config: SFTConfig, *, ranks: Ranks, num_steps: int, num_sources: int
-) -> "FsdpBackend | MegatronBackend":
-    """The model on its device, with its optimizer."""
-    optimizer = config.optimizer_config
-    first_beta, second_beta = optimizer.adam_betas
-    recipe = Recipe(
-        optimizer=optimizer.name,
-        learning_rate=optimizer.lr,
-        adam_betas=(first_beta, second_beta),
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        schedule=optimizer.scheduler,
-        num_warmup_steps=optimizer.num_warmup_steps,
-        min_lr_ratio=optimizer.min_lr_ratio,
-        lr_by_part=optimizer.lr_by_part,
-        frozen=config.model.freeze,
-    )
-    settings: dict[str, Any] = {
-        "ranks": ranks,
-        "layout": plan_layout(config, rank=ranks.rank, world_size=ranks.world_size),
-        "model_path": bring_model(config.model.path, weights=True, **cache_settings(config)),
-        "dtype": config.model.dtype,
-        "trust_remote_code": config.model.trust_remote_code,
-        "chat_template": template_text(config.chat_template) if config.chat_template else None,
-        "objective": Objective(config.label_smoothing, config.z_loss, config.model.router_aux_loss_coef),
-        "recipe": recipe,
-        "num_steps": num_steps,
-        "num_sources": num_sources,
-        "seed": config.seed,
-    }
-    return _megatron(config, settings) if config.strategy == "megatron" else _fsdp(config, settings)
-
-
-def _fsdp(config: SFTConfig, settings: Mapping[str, Any]) -> FsdpBackend:
-    keys = config.fsdp_config
-    sharding = Sharding(
-        fsdp_size=keys.fsdp_size,
-        cpu_offload=keys.cpu_offload,
-        reduce_dtype=DTYPES[keys.mixed_precision.reduce_dtype],
-        reshard_after_forward=keys.reshard_after_forward,
-        activation_checkpointing=keys.activation_checkpointing,
-        compile_layers=keys.compile,
-    )
-    return FsdpBackend(
-        **settings,
-        share_rows=config.remove_microbatch_padding,
-        attention=config.model.attention,
-        lora=lora_settings(config),
-        sharding=sharding,
-        param_dtype=keys.mixed_precision.param_dtype,
-    )
-
-
-def _megatron(config: SFTConfig, settings: Mapping[str, Any]) -> "MegatronBackend":
-    keep_quiet()
-    if config.megatron_config.cpu:
-        from burnish.backends.megatron.cpu import install
-
-        install()
-    from burnish.backends.megatron.backend import MegatronBackend
-
-    return MegatronBackend(
-        **settings,
-        sizes=megatron_sizes(config),
-        transformer_config_kwargs=config.megatron_config.transformer_config_kwargs,
-        optimizer_config_kwargs=config.megatron_config.optimizer_config_kwargs,
-    )
-
-
 def build_callbacks(config: SFTConfig) -> Callbacks:
-    """The user's own."""
-    return Callbacks([load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs])
+    """The user's own, and what a dummy run has to say."""
+    own = [MemorySpoken()] if config.dummy_run_full_ctx else []
+    return Callbacks([*own, *(load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs)])
 
 
-def build_checkpointer(config: SFTConfig, stores: Sequence[Store], ranks: Ranks) -> Checkpointer:
+def build_questions(config: SFTConfig, card: ModelCard) -> Questions | None:
+    """What is asked in evaluations, as the model's chat template writes it.
+
+    Raises:
+        ConfigError: the model has fewer positions than a prompt and its answer take.
+        DataError: there is no chat template, or it cannot render a prompt.
+    """
+    keys = config.eval_generate
+    if not keys.prompts:
+        return None
+    tokenizer = tokenizer_settings(config, card).load()
+    token_ids = [tokenizer.encode_prompt(prompt) for prompt in keys.prompts]
+    longest, positions = max(map(len, token_ids)) + keys.max_new_tokens, card.max_position_embeddings
+    if positions and longest > positions:
+        message = f"the longest takes {longest} tokens with its answer, and the model has {positions} positions"
+        fix = "ask less, or lower eval_generate.max_new_tokens"
+        raise ConfigError([Problem("eval_generate.prompts", list(keys.prompts), message, fix)])
+    return Questions(keys.prompts, token_ids, tokenizer.decode, Cadence(keys.every), keys.max_new_tokens)
+
+
+def build_checkpointer(config: SFTConfig, stores: Sequence[ExampleStore], ranks: Ranks) -> Checkpointer:
     """Where the run's checkpoints go, and what must not change between them."""
     plain = config.to_plain()
     keys = ("batch_size", "sampler", "sampler_class_path", "sampler_kwargs", "seed", "train_dataset_weights")
@@ -160,54 +111,6 @@ def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | No
     return start, checkpointer.read(start, allow_changes=config.resume_allow_changes)
 
 
-def run_folder(config: SFTConfig) -> Path:
-    """Where the run's metrics and its config lie."""
-    return Path(config.log_dir) / config.run_name
-
-
-def export_place(config: SFTConfig) -> str:
-    """Where the run's Hugging Face folders go, a path or a URI."""
-    return config.export_path or f"{config.ckpt_path.rstrip('/')}/hf_exports"
-
-
-def require_writable(config: SFTConfig) -> None:
-    """Write where the run will write, in folders that are made and in buckets; it must not find out at its first save.
-
-    Raises:
-        ConfigError: with all that cannot be written.
-    """
-    places = {"log_dir": str(run_folder(config))}
-    if config.ckpt_path:
-        places["ckpt_path"] = config.ckpt_path
-    if config.hf_save_interval:
-        places["export_path"] = export_place(config)
-    if any(map(is_remote, places.values())):
-        places["cache_dir"] = str(cache_root(config.cache_dir))
-    problems = []
-    for key, place in places.items():
-        try:
-            _try_writing(place)
-        except OSError as error:
-            message = f"cannot be written: {error.strerror}"
-            problems.append(Problem(key, place, message, "give a folder that can be written"))
-        except StorageError as error:
-            problems.append(Problem(key, place, error.problem, error.fix))
-    if problems:
-        raise ConfigError(problems)
-
-
-def _try_writing(place: str) -> None:
-    if is_remote(place):
-        bucket, key = open_bucket(place)
-        probe = f"{key}/.burnish-{uuid.uuid4().hex}".lstrip("/")
-        bucket.write(probe, b"{}")
-        bucket.delete(probe)
-        return
-    Path(place).mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=place):
-        pass
-
-
 @contextmanager
 def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool]) -> Iterator[Trainer]:
     """A trainer with all its parts, at the place to start from; closed afterwards.
@@ -216,10 +119,12 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
         BurnishError: whatever the user has to mend, wherever it can be known before a device is asked for.
     """
     card = require_valid(config)
+    config = dummy_of(config)
     log.info("effective config:\n%s", config.to_yaml())
     if ranks.rank == 0:
         require_writable(config)
     callbacks = build_callbacks(config)
+    questions = build_questions(config, card)
     stores, evals = open_data(config, card, ranks)
     layout = plan_layout(config, rank=ranks.rank, world_size=ranks.world_size)
     stream = build_stream(config, card, stores, layout=layout)
@@ -227,13 +132,17 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     checkpointer = build_checkpointer(config, stores, ranks)
     start, state = find_start(config, checkpointer)
     with ExitStack() as stack:
+        if config.record_memory:
+            stack.enter_context(recorded_memory(run_folder(config) / f"memory_rank_{ranks.rank}.pickle"))
         backend = build_backend(config, ranks=ranks, num_steps=num_steps, num_sources=len(stores))
         stack.callback(backend.close)
         if start:
             backend.load(start / "backend", weights_only=state is None)
         progress = _restore(state, stream=stream, callbacks=callbacks, num_steps=num_steps)
+        if ranks.rank == 0:
+            note_data(config, card, stores=[store for store in stores if isinstance(store, Store)], evals=evals)
         identity = state["trackers"] if state else uuid.uuid4().hex
-        trackers = _build_trackers(
+        trackers = build_trackers(
             config, num_steps=num_steps, progress=progress, is_first=ranks.rank == 0, identity=identity
         )
         stack.callback(trackers.close)
@@ -243,11 +152,13 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
             stream=stream,
             num_steps=num_steps,
             eval_sets=build_eval_sets(config, card, evals, layout=layout),
-            eval_at=Cadence(config.eval_interval) if evals else NEVER,
+            eval_at=Cadence(config.eval_interval) if evals or questions else NEVER,
             eval_first=config.eval_before_train,
+            questions=questions,
             checkpointer=checkpointer,
             save_at=Cadence(config.ckpt_interval),
-            exporter=_build_exporter(config, ranks),
+            exporter=build_exporter(config, ranks),
+            profiler=build_profiler(config, ranks),
             metrics=_step_metrics(config, card, stores, stream=stream, ranks=ranks, peak_flops=backend.peak_flops),
             trackers=trackers,
             callbacks=callbacks,
@@ -259,7 +170,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
 
 def open_data(
     config: SFTConfig, card: ModelCard, ranks: Ranks, *, purpose: Purpose = Purpose.TRAIN
-) -> tuple[list[Store], dict[str, Store]]:
+) -> tuple[Sequence[ExampleStore], dict[str, Store]]:
     """The training stores, none when the ``purpose`` is another, and the evaluation stores by name; alike on all ranks.
 
     Raises:
@@ -267,7 +178,7 @@ def open_data(
     """
     if config.disable_cache and ranks.world_size > 1:
         share_private_folder(Path(ranks.of_node(lambda: str(private_folder()))))
-    stores = open_train(config, card) if purpose is Purpose.TRAIN else []
+    stores: Sequence[ExampleStore] = _open_train(config, card) if purpose is Purpose.TRAIN else []
     evals = open_evals(config, card)
     # One may have waited for hours while another tokenized.
     ranks.meet("data")
@@ -282,10 +193,14 @@ def open_data(
     return stores, evals
 
 
+def _open_train(config: SFTConfig, card: ModelCard) -> Sequence[ExampleStore]:
+    return [dummy_rows(config, card)] if config.dummy_run_full_ctx else open_train(config, card)
+
+
 def _step_metrics(
     config: SFTConfig,
     card: ModelCard,
-    stores: Sequence[Store],
+    stores: Sequence[ExampleStore],
     *,
     stream: BatchStream,
     ranks: Ranks,
@@ -319,37 +234,3 @@ def _restore(state: Mapping[str, Any] | None, *, stream: BatchStream, callbacks:
     if state["num_steps"] != num_steps:
         log.info("the learning rate's horizon is %d steps now; it was %d", num_steps, state["num_steps"])
     return progress
-
-
-def _build_trackers(
-    config: SFTConfig, *, num_steps: int, progress: Progress, is_first: bool, identity: str
-) -> Trackers:
-    if not is_first:
-        return Trackers([], identity=identity)
-    folder = run_folder(config)
-    jsonl = JsonlTracker(folder / "metrics.jsonl", resumed=progress.step > 0)
-    (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    public = config.to_public()
-    facts = RunFacts(
-        folder=folder,
-        project=public["project_name"],
-        name=public["run_name"],
-        identity=identity,
-        tags=public["tags"],
-        config=public,
-        start=progress.step,
-        known=jsonl.last_step,
-    )
-    shown: list[Tracker] = [
-        ConsoleTracker(num_steps=num_steps, first_step=progress.step)
-        if name is TrackerName.CONSOLE
-        else open_service(name, facts)
-        for name in config.logger
-    ]
-    return Trackers([jsonl, *shown], identity=identity)
-
-
-def _build_exporter(config: SFTConfig, ranks: Ranks) -> Exporter | None:
-    if config.hf_save_interval == 0:
-        return None
-    return Exporter(export_place(config), Cadence(config.hf_save_interval), ranks, config.cache_dir)

@@ -146,7 +146,9 @@ def _prepared(config: SFTConfig, settings: BenchSettings, folder: Path) -> SFTCo
     kept = config.model_dump(mode="json", exclude_unset=True)
     for keys in (CheckpointKeys, EvalKeys, LogKeys):
         kept = {key: value for key, value in kept.items() if key not in keys.model_fields}
-    kept = {key: value for key, value in kept.items() if not key.startswith("eval_") and key != "num_epochs"}
+    kept = {
+        key: value for key, value in kept.items() if not key.startswith(("eval_", "dummy_run_")) and key != "num_epochs"
+    }
     values = {
         **({} if config.batch_tokens else {"batch_size": 64}),
         "max_length": 2048,

@@ -6,6 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from burnish.data.random_rows import random_tokens
+
 
 def draw_lengths(kind: str, *, count: int, mean: int, cv: float, longest: int) -> NDArray[np.int64]:
     """[count] tokens of each row, the same each time.
@@ -30,7 +32,7 @@ def write_rows(file: Path, lengths: NDArray[np.int64], *, vocabulary: int, targe
     left = np.repeat(stops, lengths) - np.arange(stops[-1])
     targets = np.maximum(1, np.rint(target_share * lengths)).repeat(lengths)
     columns = {
-        "input_ids": np.random.default_rng(1).integers(3, vocabulary, stops[-1], dtype=np.int32),
+        "input_ids": random_tokens(int(stops[-1]), vocabulary=vocabulary, seed=1),
         "loss_mask": (left <= targets).astype(np.uint8),
     }
     bounds = pa.array(np.concatenate([[0], stops]))

@@ -206,6 +206,15 @@ def export(request: Request) -> int:
     return _DONE
 
 
+def report(request: Request) -> int:
+    """Write the page of runs."""
+    out = request.local_path("out") if "out" in request.own else None
+    from burnish.report.page import write_report
+
+    print(write_report([Path(word) for word in (request.second, *request.overrides) if word], out=out))
+    return _DONE
+
+
 def _whole(key: str, value: str) -> int:
     try:
         return read_whole(value)

@@ -28,8 +28,7 @@ class Command:
     """A command, and how its words are read."""
 
     sentence: str
-    run: Callable[[Request], int] | None
-    """None: not built yet."""
+    run: Callable[[Request], int]
     first: str = ""
     """What stands before the config."""
     own: Mapping[str, str] = field(default_factory=dict)
@@ -37,6 +36,8 @@ class Command:
     has_json: bool = False
     lists_keys: bool = False
     """Whether its help lists every config key."""
+    words: str = "[RUN.yaml] [key=value ...]"
+    """What it takes, after ``first``."""
 
 
 COMMANDS = {
@@ -70,7 +71,12 @@ COMMANDS = {
         first="CHECKPOINT",
         own={"out": "folder to write; required"},
     ),
-    "report": Command("write a run's curves as a page (not built yet)", None),
+    "report": Command(
+        "write the curves, data and config of runs as one page that needs no network, RUN_DIR/report.html",
+        commands.report,
+        own={"out": "file to write instead; several runs share a page, by default in the folder of the first"},
+        words="RUN_DIR [RUN_DIR ...] [out=FILE]",
+    ),
     "bench": Command(
         "measure throughput with random weights, of model.path's shape or of a small one, on the config's data or on "
         "rows of random tokens",
@@ -143,8 +149,6 @@ def _run_command(name: str, words: Sequence[str]) -> int:
     except SystemExit as stop:
         # argparse has printed the help, or what is wrong with an option.
         return int(stop.code or 0)
-    if command.run is None:
-        raise ConfigError([Problem("command", name, "is not built yet", "see burnish --help for those that are")])
     return command.run(_sorted(command, options.words, as_json=command.has_json and options.json))
 
 
@@ -162,11 +166,12 @@ def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     notes = [f"  {key}=...   {meaning}" for key, meaning in command.own.items()]
     if notes:
         notes.insert(0, "Its own keys:")
-    notes.append(help_text() if command.lists_keys else "\nburnish train --help lists the config keys.")
+    if "RUN.yaml" in command.words:
+        notes.append(help_text() if command.lists_keys else "\nburnish train --help lists the config keys.")
     before = f"{command.first} " if command.first else ""
     parser = argparse.ArgumentParser(
         prog=f"burnish {name}",
-        usage=f"burnish {name} {before}[RUN.yaml] [key=value ...]" + (" [--json]" if command.has_json else ""),
+        usage=f"burnish {name} {before}{command.words}" + (" [--json]" if command.has_json else ""),
         description=command.sentence[0].upper() + command.sentence[1:] + ".",
         epilog="\n".join(notes),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,7 +1,7 @@
 """The keys of the loop: batches, steps, evaluation, checkpoints, and what is logged."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -44,9 +44,9 @@ class GenerateConfig(Section):
     """Answers written during an evaluation."""
 
     prompts: tuple[str, ...] = ()
-    """Prompts to answer at each evaluation."""
+    """Prompts to answer in evaluations, each as a user's turn; with prompts, `eval_interval` needs no eval set."""
     every: int = Field(default=1, ge=1)
-    """Answer them at every n-th evaluation."""
+    """Answer them at every n-th evaluation, before the first step, and at the last."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Most tokens of an answer."""
 
@@ -92,6 +92,39 @@ class CheckpointKeys(Section):
     """Seconds our launcher waits for a save after SIGTERM."""
 
 
+class TorchProfilerConfig(Section):
+    """What the torch profiler records, and when."""
+
+    enable: bool = False
+    """Whether steps are profiled by torch."""
+    ranks: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """Ranks that write traces."""
+    save_path: str = ""
+    """Local folder of the traces; empty is `{log_dir}/{run_name}/profile`."""
+    skip_first: int = Field(default=0, ge=0)
+    """Steps before the first cycle of `wait`, `warmup` and `active` steps."""
+    wait: int = Field(default=1, ge=0)
+    """Steps of a cycle that are not recorded."""
+    warmup: int = Field(default=1, ge=0)
+    """Steps after these that are recorded and thrown away."""
+    active: int = Field(default=3, ge=1)
+    """Steps after these that one trace holds."""
+    repeat: int = Field(default=1, ge=0)
+    """Cycles, each with a trace; 0 goes on to the end."""
+    activities: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda")
+    """What is recorded; `cuda` only where there is a GPU."""
+    record_shapes: bool = False
+    """Whether to record the shapes of inputs."""
+    profile_memory: bool = False
+    """Whether to record what is allocated and freed."""
+    with_stack: bool = False
+    """Whether to record the lines of source that called."""
+    with_flops: bool = False
+    """Whether to count the operations of matrix products."""
+    export_type: Literal["chrome_trace", "stacks"] = "chrome_trace"
+    """A trace for Perfetto or chrome://tracing, or stacks for a flame graph, which need `with_stack`."""
+
+
 class LogKeys(Section):
     """Logging and profiling"""
 
@@ -105,7 +138,6 @@ class LogKeys(Section):
     """Name of the run."""
     tags: tuple[str, ...] = ()
     """Tags the trackers put on the run."""
-    torch_profiler_config: Mapping[str, Any] | None = None
-    """Settings of the torch profiler; none is off."""
+    torch_profiler_config: TorchProfilerConfig = TorchProfilerConfig()
     record_memory: bool = False
-    """Whether to record a history of GPU memory."""
+    """Whether each rank writes a history of its GPU's memory into the run's folder, at the end or when memory runs out."""

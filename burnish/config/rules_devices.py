@@ -36,6 +36,9 @@ def device_rules(config: SFTConfig, variables: Mapping[str, str], *, num_devices
     world = planned_world(config, variables, num_devices=num_devices)
     yield from _megatron(config, world) if config.strategy == "megatron" else _fsdp(config, world)
     yield from _of_other_strategy(config)
+    if absent := [rank for rank in config.torch_profiler_config.ranks if rank >= world]:
+        message = f"there is no rank {absent[0]}: {_processes(world)}"
+        yield "torch_profiler_config.ranks", message, f"give ranks from 0 to {world - 1}"
 
 
 def planned_world(config: SFTConfig, variables: Mapping[str, str], *, num_devices: int) -> int:

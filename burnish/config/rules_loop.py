@@ -14,14 +14,15 @@ def loop_rules(config: SFTConfig, purpose: Purpose) -> Iterator[Broken]:
     """The rules on batches, steps, evaluation, checkpoints and the optimizer that ``config`` breaks."""
     yield from _steps(config)
     yield from _packing(config)
-    if purpose is Purpose.TRAIN and not config.eval_sources:
-        fix = "name data in eval_datasets, or stores in eval_pretokenized_dataset_paths"
+    if purpose is Purpose.TRAIN and not (config.eval_sources or config.eval_generate.prompts):
+        fix = "name data in eval_datasets, stores in eval_pretokenized_dataset_paths, or eval_generate.prompts"
         if config.eval_interval:
             yield "eval_interval", "there is no eval set", fix
         if config.eval_before_train:
             yield "eval_before_train", "there is no eval set", fix
     yield from _checkpoints(config)
     yield from _optimizer(config)
+    yield from _profiler(config)
 
 
 def _steps(config: SFTConfig) -> Iterator[Broken]:
@@ -73,6 +74,20 @@ def _same_place(one: str, other: str) -> bool:
         first, second = (re.sub("^gcs://", "gs://", place).rstrip("/") for place in (one, other))
         return first == second
     return Path(one) == Path(other)
+
+
+def _profiler(config: SFTConfig) -> Iterator[Broken]:
+    keys = config.torch_profiler_config
+    given = sorted(key for key in config.explicit_keys if key.startswith("torch_profiler_config."))
+    if given and "torch_profiler_config.enable" not in given:
+        yield given[0], "has no effect without torch_profiler_config.enable", "write torch_profiler_config.enable=true"
+    if "://" in keys.save_path:
+        yield "torch_profiler_config.save_path", "is no local path", "give a local folder"
+    if keys.export_type == "stacks" and not keys.with_stack:
+        yield "torch_profiler_config.export_type", "needs with_stack", "write torch_profiler_config.with_stack=true"
+    if keys.enable and not (keys.ranks and keys.activities):
+        key = "activities" if keys.ranks else "ranks"
+        yield f"torch_profiler_config.{key}", "is empty, so that nothing would be recorded", "leave it out"
 
 
 def _optimizer(config: SFTConfig) -> Iterator[Broken]:

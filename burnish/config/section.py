@@ -33,6 +33,8 @@ class Section(BaseModel):
     @classmethod
     def _read(cls, value: Any, info: ValidationInfo) -> Any:
         field = cls.model_fields[str(info.field_name)]
+        if _section_in(field) and is_none(value):
+            return {}
         # A text that is empty by default means none by that.
         return "" if field.default == "" and is_none(value) else read_as(field.annotation, value)
 

@@ -139,6 +139,16 @@ def image_of(part: Mapping[str, Any]) -> Any:
     return value.get("url") if isinstance(value, Mapping) and "url" in value else value
 
 
+def picture_uri(picture: Any, *, largest: int | None = None) -> str:
+    """An image of Pillow as a ``data:`` URI, a PNG, its longer side at most ``largest`` pixels."""
+    if largest is not None:
+        picture = picture.copy()
+        picture.thumbnail((largest, largest))
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
 def _upright(picture: Any) -> Any:
     """``picture`` in RGB as a camera held it, on white where it is transparent: as ``datasets`` and transformers do."""
     from PIL import Image, ImageOps

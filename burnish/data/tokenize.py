@@ -161,6 +161,22 @@ class ConversationTokenizer:
         """Encode with gigatoken from here on, as ``try_fast_engine`` found in another process."""
         self._encoder.use_fast()
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of ``text`` as a user's turn, up to where an answer begins.
+
+        Raises:
+            DataError: the chat template cannot render it.
+        """
+        messages = self._finders[False].prepare([{"role": "user", "content": text}])
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self._kwargs
+            )
+        except TEMPLATE_FAULTS as error:
+            fix = "ask what the template can render, or give another chat_template"
+            raise DataError(f"prompt {text!r:.200}", f"the chat template raises {error}", fix=fix) from error
+        return [int(number) for number in self._encoder.encode([rendered])[0]]
+
     def decode(self, ids: Sequence[int] | IntArray) -> str:
         """The text of ``ids``, special tokens included."""
         numbers = [int(number) for number in ids]

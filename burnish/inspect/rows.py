@@ -1,12 +1,10 @@
 """Rows as the model will see them: decoded tokens, the trained ones marked, and the images."""
 
-import base64
 import html as markup
-import io
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,9 @@ from burnish.assemble.model import cache_settings, require_valid
 from burnish.config import SFTConfig
 from burnish.data.example import Example, Images
 from burnish.data.mixture import Mixture
-from burnish.data.pictures import ImageReader
+from burnish.data.pictures import ImageReader, picture_uri
 from burnish.data.rows import RawRows, open_rows
+from burnish.data.spans import TextSpan, decoded_spans
 from burnish.data.store import Store
 from burnish.errors import DataError
 from burnish.models.load import read_tokenizer
@@ -151,44 +150,30 @@ def _figures(images: Images | None, vision: VisionCard | None, reader: ImageRead
         return ""
     figures = ""
     for picture, caption in zip(reader.pictures(images), _captions(images, vision), strict=True):
-        stream = io.BytesIO()
-        picture.save(stream, "PNG")
-        data = base64.b64encode(stream.getvalue()).decode()
-        figures += f'<figure><img src="data:image/png;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+        figures += f'<figure><img src="{picture_uri(picture)}"><figcaption>{caption}</figcaption></figure>'
     return figures
 
 
-def _runs(example: Example, tokenizer: Any, vision: VisionCard | None) -> Iterator[tuple[bool, bool, str]]:
-    """(whether they are targets, whether they are special tokens, text) of the runs of tokens that are alike.
-
-    Placeholders of images are counted, not repeated.
-    """
-    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    ids = [int(number) for number in example.input_ids]
-    targets = [False, *(bool(flag) for flag in example.loss_mask[1:])]
-    placeholder = vision.image_token_id if vision else None
-    kinds = [(t, number in special, number == placeholder) for number, t in zip(ids, targets, strict=True)]
-    for (target, is_special, is_image), run in groupby(range(len(ids)), key=kinds.__getitem__):
-        tokens = [ids[position] for position in run]
-        shown = tokens[:1] if is_image else tokens
-        text = tokenizer.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        yield target, is_special, f"{text} x {len(tokens)}" if is_image else text
+def _grouped(example: Example, tokenizer: Any, vision: VisionCard | None) -> Iterator[tuple[bool, Iterator[TextSpan]]]:
+    """The spans of ``example``, those together that are targets, and those that are not."""
+    spans = decoded_spans(example, tokenizer=tokenizer, image_token_id=vision.image_token_id if vision else None)
+    return groupby(spans, key=attrgetter("trained"))
 
 
 def _as_text(example: Example, tokenizer: Any, vision: VisionCard | None, *, marked: bool) -> Text:
     """Targets in green, special tokens dim; where there is no colour (``marked``), targets between ⟦ and ⟧."""
     text = Text()
-    for targets, runs in groupby(_runs(example, tokenizer, vision), key=itemgetter(0)):
+    for targets, spans in _grouped(example, tokenizer, vision):
         text.append("⟦" if targets and marked else "")
-        for _, special, run in runs:
-            text.append(run, style=("green" if targets else "") + (" dim" if special else ""))
+        for span in spans:
+            text.append(span.text, style=("green" if targets else "") + (" dim" if span.special else ""))
         text.append("⟧" if targets and marked else "")
     return text
 
 
 def _as_html(example: Example, tokenizer: Any, vision: VisionCard | None) -> str:
     page = ""
-    for targets, runs in groupby(_runs(example, tokenizer, vision), key=itemgetter(0)):
-        text = "".join(f"<b>{markup.escape(run)}</b>" if special else markup.escape(run) for _, special, run in runs)
+    for targets, spans in _grouped(example, tokenizer, vision):
+        text = "".join(f"<b>{markup.escape(s.text)}</b>" if s.special else markup.escape(s.text) for s in spans)
         page += f"<mark>{text}</mark>" if targets else text
     return f"<pre>{page}</pre>"

@@ -8,9 +8,10 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from burnish.assemble.backend import build_backend
 from burnish.assemble.data import build_eval_sets
 from burnish.assemble.model import require_valid
-from burnish.assemble.run import build_backend, build_checkpointer, build_run, find_checkpoint, open_data
+from burnish.assemble.run import build_checkpointer, build_run, find_checkpoint, open_data
 from burnish.backends.comm import Ranks
 from burnish.config import Purpose, SFTConfig
 from burnish.errors import CheckpointError, DataError, LaunchError

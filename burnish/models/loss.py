@@ -262,9 +262,10 @@ class LossModel(nn.Module):
         output = self.model(input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False)
         return output.logits.float()  # type: ignore[no-any-return]
 
-    def last_logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments) -> Tensor:
-        """[rows, vocabulary] float32, of each row's last token."""
-        hidden = self._output(input_ids, position_ids, segments).last_hidden_state[:, -1]
+    def last_logits(self, input_ids: Tensor, *, position_ids: Tensor, segments: Segments, last: Tensor) -> Tensor:
+        """[rows, vocabulary] float32, of the token at ``last`` [rows] in each row."""
+        hidden = self._output(input_ids, position_ids, segments).last_hidden_state
+        hidden = hidden[torch.arange(len(last), device=last.device), last]
         return self.head.apply(self.model.get_output_embeddings()(hidden))
 
     def _output(self, input_ids: Tensor, position_ids: Tensor, segments: Segments, **asked: Any) -> Any:

@@ -15,3 +15,5 @@ class Progress:
     """Tokens trained on, padding not counted."""
     bad_steps: int = 0
     """Steps in a row, up to now, whose loss or gradient was not finite."""
+    evaluations: int = 0
+    """Evaluations so far; the one before the first step is not counted."""

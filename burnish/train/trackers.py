@@ -28,7 +28,7 @@ class Tracker(Protocol):
         ...
 
     def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
-        """Take what the model answers at ``step``: prompt, answer."""
+        """Take (prompt, answer) of each prompt after ``step``, before the metrics of that step."""
         ...
 
     def close(self) -> None: ...
@@ -61,24 +61,21 @@ class Trackers:
 class JsonlTracker:
     """One JSON object a step in ``file``, numbers unrounded; numbers that JSON lacks (infinity, nan) are null.
 
-    A resumed run appends: of a step that stands twice, the last line counts. A fresh one moves an old file to
-    ``metrics.K.jsonl``, with the first free K.
+    Answers to prompts go to ``answers.jsonl`` beside it, one object an answer: ``step``, ``prompt`` and ``answer``.
+    A resumed run appends: of a step that stands twice, the last lines count. A fresh one moves old files to
+    ``metrics.K.jsonl`` and ``answers.K.jsonl``, with the first K that is free for both.
     """
 
     def __init__(self, file: Path, *, resumed: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists() and not resumed:
-            k = 1
-            while file.with_name(f"{file.stem}.{k}{file.suffix}").exists():
-                k += 1
-            file.rename(file.with_name(f"{file.stem}.{k}{file.suffix}"))
+        self._answers = file.with_name("answers.jsonl")
+        if not resumed:
+            _move_aside([file, self._answers])
         content = file.read_bytes() if file.exists() else b""
         steps = re.findall(rb'^\{"step": (\d+),.*\}$', content, re.MULTILINE)
         self.last_step = max(map(int, steps), default=-1)
         """The highest step that was there already; -1 where there was none."""
-        self._stream: TextIO = file.open("a", encoding="utf-8")
-        if content and not content.endswith(b"\n"):  # a killed run's last line must not swallow the next one
-            self._stream.write("\n")
+        self._stream = _appending(file)
 
     def log(self, metrics: Metrics, *, step: int) -> None:
         """Write one line and hand it to the system."""
@@ -87,11 +84,33 @@ class JsonlTracker:
         self._stream.flush()
 
     def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
-        """Metrics alone stand here."""
+        """Append a line for each."""
+        with _appending(self._answers) as stream:
+            for prompt, answer in answers:
+                stream.write(json.dumps({"step": step, "prompt": prompt, "answer": answer}) + "\n")
 
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+
+
+def _move_aside(files: Sequence[Path]) -> None:
+    """Rename those that exist, all with the first number that is free."""
+    k = 1
+    while any(file.with_name(f"{file.stem}.{k}{file.suffix}").exists() for file in files):
+        k += 1
+    for file in files:
+        if file.exists():
+            file.rename(file.with_name(f"{file.stem}.{k}{file.suffix}"))
+
+
+def _appending(file: Path) -> TextIO:
+    """``file`` at its end; a killed run's last line does not swallow the next one."""
+    torn = file.exists() and not file.read_bytes().endswith(b"\n")
+    stream: TextIO = file.open("a", encoding="utf-8")
+    if torn and file.stat().st_size:
+        stream.write("\n")
+    return stream
 
 
 class ConsoleTracker:
@@ -122,7 +141,11 @@ class ConsoleTracker:
             self._write(f"{start}step {step}: {key} {loss:.4f}\n", open_line=False)
 
     def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
-        """Progress alone is shown here."""
+        """Show the beginning of each prompt and of its answer, on a line of their own."""
+        for prompt, answer in answers:
+            start = "\n" if self._open_line else ""
+            said = f"step {step}: {_beginning(prompt, longest=40)} -> {_beginning(answer, longest=100)}"
+            self._write(f"{start}{said}\n", open_line=False)
 
     def close(self) -> None:
         """End the progress line."""
@@ -142,6 +165,11 @@ class ConsoleTracker:
         self._stream.write(text)
         self._stream.flush()
         self._open_line = open_line
+
+
+def _beginning(text: str, *, longest: int) -> str:
+    """Of ``text``, quoted, so that nothing in it moves the cursor or ends the line."""
+    return repr(text) if len(text) <= longest else f"{text[:longest]!r}..."
 
 
 def _clock(seconds: float) -> str:

@@ -19,7 +19,9 @@ from burnish.train.callbacks import Callback, Callbacks
 from burnish.train.checkpoint import Checkpointer
 from burnish.train.evaluation import evaluate
 from burnish.train.export import Exporter
+from burnish.train.generation import Questions
 from burnish.train.metrics import StepMetrics
+from burnish.train.profiling import Profiler
 from burnish.train.progress import Progress
 from burnish.train.trackers import Trackers
 
@@ -42,9 +44,11 @@ class Trainer:
         eval_sets: Mapping[str, Iterable[Batch]],
         eval_at: Cadence,
         eval_first: bool,
+        questions: Questions | None,
         checkpointer: Checkpointer,
         save_at: Cadence,
         exporter: Exporter | None,
+        profiler: Profiler,
         metrics: StepMetrics,
         trackers: Trackers,
         callbacks: Callbacks,
@@ -59,9 +63,11 @@ class Trainer:
         self._eval_sets = eval_sets
         self._eval_at = eval_at
         self._eval_first = eval_first
+        self._questions = questions
         self._checkpointer = checkpointer
         self._save_at = save_at
         self._exporter = exporter
+        self._profiler = profiler
         self._metrics = metrics
         self._trackers = trackers
         self._callbacks = callbacks
@@ -73,10 +79,10 @@ class Trainer:
 
     def train(self) -> Progress:
         """Train to the end, or until a callback or a signal asks to stop; the last step is saved."""
-        with self._checkpointer, _collecting_between_steps():
+        with self._checkpointer, self._profiler, _collecting_between_steps():
             self._callbacks.call(Callback.on_train_begin, self.progress)
-            if self._eval_first and self.progress.step == 0:
-                self._trackers.log(self._evaluate(), step=0)
+            if self._eval_first and self.progress.step == 0 and (baseline := self._evaluate(last=False)):
+                self._trackers.log(baseline, step=0)
             epoch_begins = True
             for batch, data_wait in _timed(islice(self._stream, max(0, self.num_steps - self.progress.step))):
                 if self._called_off(batch):
@@ -108,7 +114,8 @@ class Trainer:
         evaluation: dict[str, float] = {}
         if requests.evaluate or self._eval_at.due(step, last=last and not gave_up):
             requests.evaluate = False
-            timings["eval"] = self._clock(lambda: evaluation.update(self._evaluate()))
+            self.progress.evaluations += 1
+            timings["eval"] = self._clock(lambda: evaluation.update(self._evaluate(last=last)))
             self._agree()
         # After the evaluation: a callback may stop at its loss, or save the best, and is saved with what it saw.
         last = last or requests.stop
@@ -118,6 +125,7 @@ class Trainer:
         metrics = self._metrics.of(self.progress, batch=batch, result=result, timings=timings) | evaluation
         self._trackers.log(metrics, step=step)
         self._callbacks.call(Callback.on_log, self.progress, metrics=metrics)
+        self._profiler.step(timings)
         # Only then may the checkpoint become complete: a run that is resumed from it does not export this step again.
         self._export(last=last and not gave_up)
         self._checkpointer.poll()
@@ -160,8 +168,10 @@ class Trainer:
                 self.progress.step,
             )
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self, *, last: bool) -> dict[str, float]:
         metrics = evaluate(self._backend, sets=self._eval_sets)
+        if self._questions and self._questions.at.due(self.progress.evaluations, last=last):
+            self._trackers.log_answers(self._questions.answers(self._backend), step=self.progress.step)
         self._callbacks.call(Callback.on_evaluate, self.progress, metrics=metrics)
         return metrics
 

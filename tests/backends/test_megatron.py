@@ -14,8 +14,9 @@ from burnish.models.loss import Objective
 from tests.backends.megatron_runs import LR, PAD, on_megatron, opened, run, step_rows, train
 from tests.backends.steps import batch_of, reference_run
 from tests.backends.steps import opened as opened_fsdp
+from tests.backends.test_megatron_weights import save_family
 from tests.ranks import on_ranks
-from tests.toys import save_model
+from tests.toys import save_model, save_tokenizer
 
 TP2, PP2 = {"tensor": 2}, {"pipeline": 2}
 
@@ -87,13 +88,12 @@ def test_smoothing_and_z_loss_are_those_of_fsdp(model_dir):
 
 def asked(model_dir, settings):
     try:
-        with opened(model_dir, **settings) as backend:
-            backend.generate([[1]], max_new_tokens=1)
+        with opened(model_dir, **settings):
+            return "nothing"
     except ConfigError as error:
         return [(problem.key, problem.message) for problem in error.problems]
     except BurnishError as error:
         return str(error)
-    return "nothing"
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,50 @@ def asked(model_dir, settings):
         ({"optimizer_config_kwargs": {"adam_beta": 1.0}}, "Megatron has no such key"),
         ({"optimizer_config_kwargs": {"main_params_dtype": "half"}}, "can only be fp32"),
         ({"transformer_config_kwargs": {"num_layer": 1}}, "no such field"),
-        ({}, "does not generate text"),
     ],
     ids=str,
 )
 def test_what_cannot_be_done_is_refused_by_name(model_dir, settings, said):
     (found,) = on_megatron(1, asked, model_dir, settings)
     assert said in str(found)
+
+
+PROMPTS = [[5, 9, 30], [7], [40, 41, 50, 60, 12]]
+CUTS = {
+    "TP2+SP": (2, {"tensor": 2, "sequence_parallel": True}),
+    "PP2": (2, PP2),
+    "CP2": (2, {"context": 2}),
+    "VP2": (2, {"pipeline": 2, "virtual_pipeline": 2}),
+    "TP2 CP2": (4, {"tensor": 2, "context": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def deep_dir(tmp_path_factory):
+    """Four layers, that two stages may hold two parts each."""
+    return save_tokenizer(save_family(tmp_path_factory.mktemp("deep"), "llama"))
+
+
+def answers_of(model_dir, sizes):
+    with opened(model_dir, sizes=sizes) as backend:
+        train(backend, range(2), "shared")
+        return backend.generate(PROMPTS, max_new_tokens=5)
+
+
+def answers_of_fsdp(model_dir):
+    with opened_fsdp(
+        model_dir, learning_rate=LR, num_steps=10, num_sources=2, eps=1e-6, schedule="constant"
+    ) as backend:
+        for number in range(2):
+            backend.train_step(batch_of(step_rows(number), step=number + 1, place=backend.layout))
+        return backend.generate(PROMPTS, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_answers_are_those_of_fsdp_however_the_model_is_cut(deep_dir, cut):
+    number, sizes = CUTS[cut]
+    (expected,) = on_ranks(1, answers_of_fsdp, deep_dir)
+    assert on_megatron(number, answers_of, deep_dir, Sizes(**sizes)) == [expected] * number
 
 
 def held(parts):

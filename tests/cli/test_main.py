@@ -43,7 +43,10 @@ def test_the_help_of_train_lists_every_key(capsys):
     ("words", "said"),
     [
         (["trian"], "write burnish train"),
-        (["report", "runs/a"], "is not built yet"),
+        (["report", "runs/a"], "runs/a: there is no such folder"),
+        (["report"], "names no run"),
+        (["report", "run=a"], "run=a: there is no such folder"),
+        (["report", "runs/a", "out=s3://b/x"], "is no local path"),
         (["inspect"], "write burnish inspect rows"),
         (["inspect", "packs", "run.yaml"], "not built yet"),
         (["inspect", "rows", "row=x"], "'x' is not a whole number"),

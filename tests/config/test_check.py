@@ -1,6 +1,6 @@
 import pytest
 
-from burnish.config import Purpose, find_problems, load_config
+from burnish.config import Purpose, SFTConfig, find_problems, load_config
 from burnish.config.rules_devices import planned_world
 from tests.config.configs import WORDS, broken, load, refused
 
@@ -183,21 +183,6 @@ def test_megatron_sizes_that_fit_break_no_rule(words):
 @pytest.mark.parametrize(
     "word",
     [
-        "eval_generate.prompts=[hello]",
-        "torch_profiler_config={wait: 1}",
-        "record_memory=true",
-        "dummy_run_full_ctx=true",
-    ],
-)
-def test_what_is_not_built_yet_is_refused_by_name(word):
-    key = word.partition("=")[0]
-    found = find_problems(load(word), environment={})
-    assert any(problem.key == key and "is not built yet" in problem.message for problem in found)
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
         "strategy=fsdp",
         "launcher=local",
         "launcher=ray",
@@ -227,6 +212,10 @@ def test_what_is_not_built_yet_is_refused_by_name(word):
         "images=pixels",
         "eval_generate.prompts=None",
         "eval_generate.every=2",
+        "eval_generate.prompts=[hello]",
+        "torch_profiler_config={enable: true, ranks: 0, activities: cpu}",
+        "torch_profiler_config={enable: true, with_stack: true, export_type: stacks}",
+        "record_memory=true",
         "torch_profiler_config=None",
         "record_memory=false",
         "megatron_config.tensor_model_parallel_size=1",
@@ -251,6 +240,43 @@ def test_what_is_not_built_yet_is_refused_by_name(word):
 )
 def test_neutral_and_built_values_pass(word):
     assert broken(word) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "said"),
+    [
+        (("wait=2",), "wait", "has no effect without torch_profiler_config.enable"),
+        (("enable=true", "ranks=[]"), "ranks", "nothing would be recorded"),
+        (("enable=true", "activities=[]"), "activities", "nothing would be recorded"),
+        (("enable=true", "ranks=[0, 4]"), "ranks", "there is no rank 4: 4 processes"),
+        (("enable=true", "save_path=s3://b/p"), "save_path", "is no local path"),
+        (("enable=true", "export_type=stacks"), "export_type", "needs with_stack"),
+    ],
+    ids=str,
+)
+def test_what_the_profiler_cannot_do(words, key, said):
+    found = broken(*(f"torch_profiler_config.{word}" for word in words), "placement.num_gpus_per_node=4")
+    assert said in found.pop(f"torch_profiler_config.{key}")
+    assert found == {}
+
+
+def test_an_unknown_key_of_the_profiler_is_refused():
+    (key, problem), *_ = refused("torch_profiler_config.warm_up=1").items()
+    assert (key, problem.fix.split()[1]) == ("torch_profiler_config.warm_up", "torch_profiler_config.warmup,")
+
+
+def test_a_section_that_a_saved_config_holds_as_none_is_its_defaults():
+    assert SFTConfig(model={"path": "m"}, torch_profiler_config=None) == SFTConfig(model={"path": "m"})
+
+
+@pytest.mark.parametrize("key", ["eval_interval=2", "eval_before_train=true"])
+def test_prompts_are_an_evaluation_too(key):
+    assert "there is no eval set" in str(broken(key))
+    assert broken(key, "eval_generate.prompts=[hello]") == {}
+
+
+def test_a_dummy_run_needs_no_data():
+    assert broken("dummy_run_full_ctx=true", "max_length=8", base=_NONE_GIVEN) == {}
 
 
 def test_what_is_built_passes_together():

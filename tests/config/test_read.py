@@ -105,7 +105,7 @@ def test_all_problems_at_once():
         "max_length=8",
         "max_tokens_per_microbatch=4",
         "eval_interval=5",
-        "record_memory=true",
+        "torch_profiler_config.wait=2",
     )
     assert set(found) == {
         "num_step",
@@ -114,7 +114,7 @@ def test_all_problems_at_once():
         "train_on_what",
         "max_tokens_per_microbatch",
         "eval_interval",
-        "record_memory",
+        "torch_profiler_config.wait",
     }
     assert found["train_on_what"].fix == "write train_on_what=last_assistant_message"
 

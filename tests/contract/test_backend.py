@@ -12,11 +12,8 @@ from burnish.backends.comm import joined
 from burnish.backends.fsdp.backend import FsdpBackend
 from burnish.backends.megatron.layout import layout_of
 from burnish.backends.megatron.sizes import Sizes
-from burnish.config import find_problems
-from burnish.errors import BurnishError
 from burnish.models.loss import Objective
 from tests.backends.steps import batch_of, draw, grouped, place_of, summed_loss
-from tests.config.configs import load
 from tests.ranks import on_ranks
 from tests.toys import save_model
 
@@ -199,22 +196,28 @@ def test_an_export_is_the_model(on_backends, tmp_path):
 
 
 def answered(backend, prompts):
-    try:
-        return backend.generate(prompts, max_new_tokens=4)
-    except BurnishError as error:
-        return str(error)
+    trained(backend, range(2))
+    answers = backend.generate(prompts, max_new_tokens=6)
+    return answers, trained(backend, range(2, 4))
 
 
-def test_a_backend_that_does_not_answer_prompts_is_refused_before_the_run(on_backends, kind):
-    strategy = KINDS[kind][0]
-    first, second = on_backends(answered, [[5, 9, 30], [7]])
-    assert first == second
-    if isinstance(first, str):
-        assert f"strategy={strategy}: " in first
-        found = find_problems(load(f"strategy={strategy}", "eval_generate.prompts=[hello]"), environment={})
-        assert [problem.key for problem in found] == ["eval_generate.prompts"]
-    else:
-        assert [1 <= len(answer) <= 4 for answer in first] == [True, True]
+def test_answers_are_greedy_and_change_nothing(on_backends, tmp_path):
+    """More prompts than are answered at once, of several lengths; the model is the export of the same steps."""
+    prompts = [[5, 9, 30], [7], *([40 + n, 41, 50][: 1 + n % 3] for n in range(8))]
+    (first, losses), (second, others) = on_backends(answered, prompts)
+    assert (first, losses) == (second, others)
+    assert losses == on_backends(trained, range(4))[0][2:]
+    on_backends(exported, str(tmp_path / "export"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32, attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    for prompt, answer in zip(prompts, first, strict=True):
+        ids, expected = torch.tensor([prompt]), []
+        while (
+            len(expected) < 6 and (token := int(model(input_ids=ids).logits[0, -1].argmax())) != tokenizer.eos_token_id
+        ):
+            expected.append(token)
+            ids = torch.cat([ids, torch.tensor([[token]])], 1)
+        assert answer == expected
 
 
 def bad_step(backend):

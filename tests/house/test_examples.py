@@ -33,8 +33,7 @@ def test_the_rows_are_those_their_script_writes(example, monkeypatch):
 def test_the_readme_is_short_and_names_every_command():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(readme.splitlines()) < 200
-    built = [name for name, command in COMMANDS.items() if command.run is not None]
-    assert [name for name in built if f"burnish {name}" not in readme] == []
+    assert [name for name in COMMANDS if f"burnish {name}" not in readme] == []
     assert "make quickstart" in readme
     assert "make test" in readme
 

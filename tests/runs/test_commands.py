@@ -30,6 +30,14 @@ def test_the_command_of_the_original_keys(tmp_path, model_dir, chats):
     assert (tmp_path / "runs" / "sft" / "config.yaml").is_file()
 
 
+def test_a_report_that_cannot_be_written_fails_no_run(tmp_path, model_dir, chats):
+    (tmp_path / "runs" / "sft" / "report.html").mkdir(parents=True)
+    result = burnish("train", f"model.path={model_dir}", f"train_datasets={chats}", "num_steps=1", folder=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "WARNING no report was written: runs/sft/report.html: cannot be written: Is a directory" in result.stderr
+    assert sorted(metrics(tmp_path)) == [1]
+
+
 def test_a_misspelt_key(tmp_path):
     result = burnish("train", "num_step=5", "model.path=x", "train_datasets=y", folder=tmp_path)
     assert result.returncode == 2

@@ -82,10 +82,13 @@ def test_two_processes_train_as_one_however_they_are_started(tmp_path, keys):
     expected = losses(tmp_path, "one")
     assert len(expected) == 4
     for name in ("launcher", "torchrun", "slurm"):
+        assert (tmp_path / "runs" / name / "report.html").is_file()
         assert losses(tmp_path, name) == pytest.approx(expected, rel=1e-6)
     # Rank 0 speaks, and nothing is said twice.
     assert started[1].stderr.count("effective config") == 1
-    assert started[1].stderr.splitlines()[-1].startswith("step 4/4")
+    *_, last_step, report = started[1].stderr.splitlines()
+    assert last_step.startswith("step 4/4")
+    assert report == "INFO report: runs/launcher/report.html"
 
 
 def test_two_processes_evaluate_as_one_and_print_one_object(tmp_path, keys, rows):

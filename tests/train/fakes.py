@@ -16,6 +16,7 @@ from burnish.train.cadence import NEVER, Cadence
 from burnish.train.callbacks import Callbacks
 from burnish.train.checkpoint import Checkpointer
 from burnish.train.metrics import StepMetrics
+from burnish.train.profiling import Profiler
 from burnish.train.progress import Progress
 from burnish.train.trackers import Trackers
 from burnish.train.trainer import Trainer
@@ -76,7 +77,8 @@ class CountingBackend:
         return 2.0 * batch.num_targets, batch.num_targets
 
     def generate(self, prompts, *, max_new_tokens):
-        return [[] for _ in prompts]
+        """Each prompt again, and the weight."""
+        return [[*prompt, self.weight][-max_new_tokens:] for prompt in prompts]
 
     save_bytes = 1
 
@@ -107,12 +109,13 @@ class Recorder:
 
     def __init__(self):
         self.lines = []
+        self.answers = []
 
     def log(self, metrics, *, step):
         self.lines.append((step, dict(metrics)))
 
     def log_answers(self, answers, *, step):
-        pass
+        self.answers.append((step, list(answers)))
 
     def close(self):
         pass
@@ -168,6 +171,8 @@ def make_trainer(tmp_path: Path | None = None, *, resume_from="", backend=None, 
         "eval_first": False,
         "save_at": Cadence(0),
         "exporter": None,
+        "questions": None,
+        "profiler": Profiler(),
         "max_bad_steps": 3,
     }
     metrics = StepMetrics(["list"], stream.draws_per_epoch, 1, 1, lambda lengths, targets: 1.0, None)

@@ -38,6 +38,38 @@ def test_a_resume_appends_also_after_a_torn_line(tmp_path):
     assert file.read_text().splitlines() == ['{"step": 1}', '{"step": 2, "tra', '{"step": 2}']
 
 
+def test_answers_stand_beside_the_metrics_and_go_with_them(tmp_path):
+    file = tmp_path / "run" / "metrics.jsonl"
+    for resumed, said in ((False, "old"), (False, "é\n"), (True, "more")):
+        tracker = JsonlTracker(file, resumed=resumed)
+        tracker.log_answers([("who?", said), ("why?", "")], step=3)
+        tracker.close()
+    lines = [json.loads(line) for line in (file.parent / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines[:2] == [{"step": 3, "prompt": "who?", "answer": "é\n"}, {"step": 3, "prompt": "why?", "answer": ""}]
+    assert [line["answer"] for line in lines] == ["é\n", "", "more", ""]
+    assert {f.name for f in file.parent.iterdir()} == {
+        *("metrics.jsonl", "metrics.1.jsonl", "answers.jsonl", "answers.1.jsonl"),
+    }
+    assert '"old"' in (file.parent / "answers.1.jsonl").read_text()
+
+
+def test_old_files_get_one_number_though_one_of_them_is_missing(tmp_path):
+    (tmp_path / "answers.1.jsonl").write_text("")
+    for _ in range(2):
+        JsonlTracker(tmp_path / "metrics.jsonl", resumed=False).close()
+    assert (tmp_path / "metrics.2.jsonl").exists()
+
+
+def test_the_console_shows_the_beginning_of_an_answer_on_one_line():
+    stream = io.StringIO()
+    console = ConsoleTracker(stream, num_steps=50, first_step=0)
+    console.log_answers([("who\x1b[2J?", "a\nb" * 100)], step=4)
+    (line,) = stream.getvalue().splitlines()
+    assert line.startswith("step 4: 'who\\x1b[2J?' -> 'a\\nb")
+    assert line.endswith("'...")
+    assert len(line) < 200
+
+
 LINE = {"train/loss": 2.0, "train/lr": 1e-3, "train/grad_norm": 1.0, "train/tokens_per_second": 5e3, "train/epoch": 0.5}
 
 

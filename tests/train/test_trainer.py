@@ -11,6 +11,7 @@ from burnish.train.cadence import Cadence
 from burnish.train.callbacks import Callback
 from burnish.train.checkpoint import Checkpointer, complete_checkpoints
 from burnish.train.export import Exporter
+from burnish.train.generation import Questions
 from tests.train.fakes import CountingBackend, make_trainer
 
 
@@ -38,6 +39,37 @@ def test_the_last_step_is_evaluated_once(interval, evaluated):
     trainer, _, recorder = make_trainer(num_steps=7, eval_at=Cadence(interval))
     trainer.train()
     assert recorder.steps_with("eval/held/loss") == evaluated
+
+
+def questions(every):
+    return Questions(("who?",), [[5]], repr, Cadence(every), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("every", "first", "answered"),
+    [(1, True, [0, 2, 4, 6, 7]), (2, True, [0, 4, 7]), (2, False, [4, 7]), (9, False, [7])],
+)
+def test_prompts_are_answered_at_every_nth_evaluation_and_at_the_last(every, first, answered):
+    trainer, _, recorder = make_trainer(num_steps=7, eval_at=Cadence(2), eval_first=first, questions=questions(every))
+    trainer.train()
+    assert recorder.answers == [(step, [("who?", f"[5, {step}]")]) for step in answered]
+
+
+def test_prompts_need_no_eval_set_and_log_no_empty_line():
+    trainer, _, recorder = make_trainer(
+        num_steps=3, eval_at=Cadence(2), eval_first=True, eval_sets={}, questions=questions(1)
+    )
+    trainer.train()
+    assert [step for step, _ in recorder.answers] == [0, 2, 3]
+    assert [step for step, _ in recorder.lines] == [1, 2, 3]
+
+
+def test_evaluations_are_counted_on_after_a_resume(tmp_path):
+    keys = {"eval_at": Cadence(2), "questions": questions(3)}
+    make_trainer(tmp_path, num_steps=4, **keys)[0].train()
+    trainer, _, recorder = make_trainer(tmp_path, num_steps=9, resume_from="latest", **keys)
+    trainer.train()
+    assert [step for step, _ in recorder.answers] == [6, 9]
 
 
 @pytest.mark.parametrize("stop", [1, 3, 9, 10, 13])

@@ -20,12 +20,13 @@ from torch.distributed.tensor import DTensor
 
 from burnish.backends.base import StepResult
 from burnish.backends.comm import Ranks, claim
-from burnish.backends.fsdp.generate import continuation
+from burnish.backends.fsdp.generate import next_tokens
 from burnish.backends.fsdp.gradients import clip, held_gradients, sum_of_squares
 from burnish.backends.fsdp.lora import Adapters, LoraSettings
 from burnish.backends.fsdp.shard import Sharding, build_mesh, move_to_host, shard
 from burnish.backends.fsdp.tensor_files import DcpSave, begin_save, build_stager, load_in_place
 from burnish.backends.fsdp.ulysses import SequenceExchange
+from burnish.backends.greedy import continuations, stop_ids
 from burnish.backends.optimizer import Recipe, build_optimizer, freeze, optimizer_tensors
 from burnish.backends.tensors import DTYPES, device_peak_flops, inputs_ahead, memory_peak_gib, target_counts
 from burnish.data.batch import Batch
@@ -192,8 +193,12 @@ class FsdpBackend:
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> list[list[int]]:
         """The greedy continuation of each prompt, without the prompt and without the token that ended it."""
         self._model.eval()
-        settings: dict[str, Any] = {"stops": _stop_ids(self._model.model, self._tokenizer), "ranks": self._ranks}
-        return [continuation(self._model, prompt, max_new_tokens=max_new_tokens, **settings) for prompt in prompts]
+        return continuations(
+            prompts,
+            next_tokens=partial(next_tokens, self._model, ranks=self._ranks),
+            stops=stop_ids(self._model.model, self._tokenizer),
+            max_new_tokens=max_new_tokens,
+        )
 
     def save(self, folder: Path) -> DcpSave:
         """Begin to write weights and optimizer state into ``folder``; returns once they are off the device."""
@@ -295,9 +300,3 @@ class FsdpBackend:
         model = self._model.model
         saved = model.state_dict().keys()
         return {name: buffer for name, buffer in model.named_buffers() if name in saved}
-
-
-def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    ends = model.generation_config.eos_token_id if model.can_generate() else None
-    listed = ends if isinstance(ends, list) else [ends]
-    return frozenset(int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None)

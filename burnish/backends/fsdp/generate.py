@@ -1,9 +1,9 @@
-"""Prompts become greedy continuations, all ranks together. Its rule: rank 0 says which token comes next."""
+"""Rows become the likeliest token after each, all ranks together. Its rule: rank 0 says which one it is."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from burnish.backends.comm import Ranks
 from burnish.models.attention import Segments
@@ -11,21 +11,17 @@ from burnish.models.loss import LossModel
 
 
 @torch.no_grad()
-def continuation(
-    model: LossModel, prompt: Sequence[int], *, stops: frozenset[int], max_new_tokens: int, ranks: Ranks
-) -> list[int]:
-    """The most likely token after ``prompt``, the most likely one after that, and so on, up to one of ``stops``."""
-    ids, answer = list(prompt), list[int]()
-    while len(answer) < max_new_tokens:
-        # Two ranks may find another one likeliest when two are equally likely, and all must do the same next.
-        token = ranks.gather(int(_last_logits(model, ids + answer, device=ranks.device).argmax()))[0]
-        if token in stops:
-            break
-        answer.append(token)
-    return answer
-
-
-def _last_logits(model: LossModel, ids: Sequence[int], *, device: torch.device) -> Tensor:
-    segments = Segments.whole(1, length=len(ids))
-    positions = torch.from_numpy(segments.positions()).to(device)
-    return model.last_logits(torch.tensor([ids], device=device), position_ids=positions, segments=segments)
+def next_tokens(model: LossModel, rows: Sequence[Sequence[int]], *, ranks: Ranks) -> list[int]:
+    """The likeliest token after each of ``rows``, which are padded at their ends; equal on all ranks."""
+    lengths = np.array([len(row) for row in rows])
+    is_token = np.arange(lengths.max()) < lengths[:, None]
+    ids = np.zeros(is_token.shape, np.int64)
+    ids[is_token] = np.concatenate(rows)
+    segments = Segments.of(is_token.astype(np.int32))
+    inputs, positions, last = (
+        torch.from_numpy(array).to(ranks.device) for array in (ids, segments.positions(), lengths - 1)
+    )
+    likeliest = model.last_logits(inputs, position_ids=positions, segments=segments, last=last).argmax(-1)
+    # Two ranks may find another one likeliest when two are equally likely, and all must do the same next.
+    tokens: list[int] = ranks.gather(likeliest.tolist())[0]
+    return tokens

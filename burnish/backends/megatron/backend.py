@@ -28,6 +28,8 @@ from torch import Tensor
 from burnish.backends.base import StepResult
 from burnish.backends.comm import Ranks
 from burnish.backends.fsdp.tensor_files import DcpSave
+from burnish.backends.greedy import continuations, stop_ids
+from burnish.backends.megatron.generate import asked, likeliest
 from burnish.backends.megatron.loss import VocabularyPart, target_loss
 from burnish.backends.megatron.model import build_model, start, stop
 from burnish.backends.megatron.optimizer import AdamOptimizer, wrap
@@ -41,7 +43,6 @@ from burnish.backends.optimizer import Recipe
 from burnish.backends.tensors import DTYPES, device_peak_flops, memory_peak_gib
 from burnish.data.batch import Batch, MicroBatch
 from burnish.data.packing import Layout
-from burnish.errors import BurnishError
 from burnish.log import get_logger
 from burnish.models.load import (
     blank_model,
@@ -60,7 +61,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class MegatronBackend:
-    """Implements :class:`burnish.backends.base.Backend`, but for ``generate``.
+    """Implements :class:`burnish.backends.base.Backend`.
 
     Making one loads the model and cuts it. On a machine without a GPU, ``burnish.backends.megatron.cpu`` comes first.
 
@@ -187,13 +188,13 @@ class MegatronBackend:
         totals = self._run(batch, objective=CROSS_ENTROPY, forward_only=True)
         return sum(totals[: self._num_sources]), batch.num_targets
 
+    @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> list[list[int]]:
-        """Refused.
-
-        Raises:
-            BurnishError: always.
-        """
-        raise BurnishError("strategy=megatron", "does not generate text", fix="export, and load the export elsewhere")
+        """The greedy continuation of each prompt, without the prompt and without the token that ended it."""
+        for model in self._wrapped:
+            model.eval()
+        stops = stop_ids(self._blank(), self._tokenizer)
+        return continuations(prompts, next_tokens=self._next_tokens, stops=stops, max_new_tokens=max_new_tokens)
 
     def save(self, folder: Path) -> DcpSave:
         """Begin to write weights and optimizer state into ``folder``; returns once they are off the device."""
@@ -236,10 +237,23 @@ class MegatronBackend:
 
         Gradients, if any, are divided by the number of targets when they have been summed over all micro-batches.
         """
-        longest = max(micro_batch.input_ids.size for micro_batch in batch.micro_batches)
-        inputs = [self._inputs(micro_batch, longest=longest) for micro_batch in batch.micro_batches]
-        outcomes = get_forward_backward_func()(
-            forward_step_func=partial(self._forward, objective=objective, step=batch.step),
+        loss = partial(self._loss, objective=objective)
+        outcomes = self._pass(batch.micro_batches, step=batch.step, outcome=loss, forward_only=forward_only)
+        totals = torch.zeros(2, self._num_sources, dtype=torch.float64, device=self._ranks.device)
+        # The last stage knows the loss, and all of its ranks that share matrices know the same.
+        if parallel_state.get_tensor_model_parallel_rank() == 0:
+            for outcome in outcomes:
+                totals += outcome
+        return self._ranks.sum(totals.flatten().tolist())
+
+    def _pass(
+        self, micro_batches: Sequence[MicroBatch], *, step: int, outcome: Callable[..., Any], forward_only: bool
+    ) -> list[Any]:
+        """What ``outcome`` made, third, of each micro-batch's last hidden states; nothing but on a last stage."""
+        longest = max(micro_batch.input_ids.size for micro_batch in micro_batches)
+        inputs = [self._inputs(micro_batch, longest=longest) for micro_batch in micro_batches]
+        found: list[Any] = get_forward_backward_func()(
+            forward_step_func=partial(self._forward, outcome=outcome, step=step),
             data_iterator=[enumerate(inputs) for _ in self._wrapped],
             model=self._wrapped,
             num_microbatches=len(inputs),
@@ -247,12 +261,17 @@ class MegatronBackend:
             micro_batch_size=1,
             forward_only=forward_only,
         )
-        totals = torch.zeros(2, self._num_sources, dtype=torch.float64, device=self._ranks.device)
-        # The last stage knows the loss, and all of its ranks that share matrices know the same.
-        if parallel_state.get_tensor_model_parallel_rank() == 0:
-            for outcome in outcomes:
-                totals += outcome
-        return self._ranks.sum(totals.flatten().tolist())
+        return found
+
+    def _next_tokens(self, rows: Sequence[Sequence[int]]) -> list[int]:
+        """The likeliest token after each of ``rows``, equal on all ranks."""
+        # Interleaved stages pass on as many at a time.
+        micro_batches = [asked(rows, layout=self.layout)] * self.layout.micro_batch_multiple
+        outcomes = self._pass(micro_batches, step=0, outcome=self._likeliest, forward_only=True)
+        known = [dict(zip(*outcome, strict=True)) for outcome in outcomes]
+        # Of ranks that share rows each knows some of them; copies know the same, or two that are equally likely.
+        answers = {int(n): token for one in self._ranks.gather(known) for held in one for n, token in held.items()}
+        return [answers[number] for number in range(len(rows))]
 
     def _inputs(self, micro_batch: MicroBatch, *, longest: int) -> StageInputs:
         # Interleaved stages do not tell each other how long a micro-batch is.
@@ -271,16 +290,14 @@ class MegatronBackend:
         return with_images(inputs, micro_batch, card=self._vision, is_first=is_first, device=self._ranks.device)
 
     def _forward(
-        self, data: Iterator[tuple[int, StageInputs]], model: Any, *, objective: Objective, step: int
+        self, data: Iterator[tuple[int, StageInputs]], model: Any, *, outcome: Callable[..., Any], step: int
     ) -> tuple[Tensor, Any]:
-        """What Megatron's schedules call for each micro-batch: the output of ``model`` and the way to its loss."""
+        """What Megatron's schedules call for each micro-batch: the output of ``model`` and what is made of it."""
         number, inputs = next(data)
         if model.training and (model.config.hidden_dropout or model.config.attention_dropout):
             self._seed_dropout(step, number, part=model.module.vp_stage or 0)
         images = embedded(model.module, inputs, card=self._vision) if self._vision else {}
-        return model(**inputs.call, **images), partial(
-            self._loss, model=model.module, inputs=inputs, objective=objective
-        )
+        return model(**inputs.call, **images), partial(outcome, model=model.module, inputs=inputs)
 
     def _seed_dropout(self, step: int, micro_batch: int, *, part: int) -> None:
         """Ranks that share matrices drop the same of what they all hold; others, other parts of the model's."""
@@ -295,12 +312,7 @@ class MegatronBackend:
         self, hidden: Tensor, *, model: Any, inputs: StageInputs, objective: Objective
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of the last stage's output [tokens, 1, width]: the summed loss, its targets, and both by source [2, sources]."""
-        of_targets = self._whole_rows(hidden)[:, 0].index_select(0, inputs.target_positions)
-        # Its method of that name gives the embedding also where nothing is shared.
-        is_tied = model.share_embeddings_and_output_weights
-        weight = model.shared_embedding_or_output_weight() if is_tied else model.output_layer.weight
-        group = parallel_state.get_tensor_model_parallel_group()
-        part = VocabularyPart(group.rank() * len(weight), self._hf_config.vocab_size, group)
+        of_targets, weight, part = self._at_targets(hidden, model=model, inputs=inputs)
         losses = target_loss(
             of_targets, weight, target_ids=inputs.target_ids, vocabulary=part, objective=objective
         ).double()
@@ -308,6 +320,22 @@ class MegatronBackend:
         of_source = (torch.arange(self._num_sources, device=hidden.device)[:, None] == inputs.target_sources).double()
         by_source = torch.stack([of_source @ losses.detach(), of_source.sum(1)])
         return losses.sum().float(), torch.tensor(len(losses), dtype=torch.int32, device=hidden.device), by_source
+
+    def _likeliest(self, hidden: Tensor, *, model: Any, inputs: StageInputs) -> tuple[Tensor, Tensor, Any]:
+        """As :meth:`_loss`, with no loss; third the sources of the targets that are here, and the likeliest tokens."""
+        of_targets, weight, part = self._at_targets(hidden, model=model, inputs=inputs)
+        tokens = likeliest(of_targets, weight, vocabulary=part)
+        nothing = torch.zeros((), device=hidden.device)
+        return nothing, nothing.int(), (inputs.target_sources.tolist(), tokens.tolist())
+
+    def _at_targets(self, hidden: Tensor, *, model: Any, inputs: StageInputs) -> tuple[Tensor, Tensor, VocabularyPart]:
+        """[targets, width] of the last stage's output, and this rank's part of the head."""
+        of_targets = self._whole_rows(hidden)[:, 0].index_select(0, inputs.target_positions)
+        # Its method of that name gives the embedding also where nothing is shared.
+        is_tied = model.share_embeddings_and_output_weights
+        weight = model.shared_embedding_or_output_weight() if is_tied else model.output_layer.weight
+        group = parallel_state.get_tensor_model_parallel_group()
+        return of_targets, weight, VocabularyPart(group.rank() * len(weight), self._hf_config.vocab_size, group)
 
     def _whole_rows(self, hidden: Tensor) -> Tensor:
         """``hidden`` on every rank that shares matrices, with its gradient summed over them on the way back."""
