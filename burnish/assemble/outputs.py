@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from burnish.assemble.data import image_reader
 from burnish.assemble.facts import write_facts
 from burnish.backends.comm import Ranks
 from burnish.config import SFTConfig
 from burnish.config.choices import TrackerName
+from burnish.data.example import ExampleStore
 from burnish.data.store import Store
 from burnish.errors import ConfigError, Problem, StorageError
 from burnish.models.load import ModelCard, read_tokenizer
@@ -73,8 +75,12 @@ def _try_writing(place: str) -> None:
         pass
 
 
-def build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress, is_first: bool, identity: str) -> Trackers:
-    if not is_first:
+def build_trackers(
+    config: SFTConfig, ranks: Ranks, *, num_steps: int, progress: Progress, state: Mapping[str, Any] | None
+) -> Trackers:
+    """Those of rank 0, which alone tells; services know a run that goes on from ``state`` as the one it was."""
+    identity = state["trackers"] if state else uuid.uuid4().hex
+    if ranks.rank:
         return Trackers([], identity=identity)
     folder = run_folder(config)
     jsonl = JsonlTracker(folder / "metrics.jsonl", resumed=progress.step > 0)
@@ -99,11 +105,16 @@ def build_trackers(config: SFTConfig, *, num_steps: int, progress: Progress, is_
     return Trackers([jsonl, *shown], identity=identity)
 
 
-def note_data(config: SFTConfig, card: ModelCard, *, stores: Sequence[Store], evals: Mapping[str, Store]) -> None:
+def note_data(
+    config: SFTConfig, card: ModelCard, ranks: Ranks, *, stores: Sequence[ExampleStore], evals: Mapping[str, Store]
+) -> None:
+    """Rank 0 leaves counts of the data and a few rows in the run's folder; random rows are not worth it."""
+    if ranks.rank:
+        return
     trusted = config.model.trust_remote_code
     write_facts(
         run_folder(config),
-        stores=stores,
+        stores=[store for store in stores if isinstance(store, Store)],
         evals=evals,
         tokenizer=partial(read_tokenizer, card.path, trust_remote_code=trusted),
         reader=partial(image_reader, card.path, trust_remote_code=trusted),

@@ -1,7 +1,6 @@
 """Every key becomes a part of a run: data, checkpoints, callbacks, questions, and the trainer that holds them."""
 
 import platform
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -118,8 +117,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     Raises:
         BurnishError: whatever the user has to mend, wherever it can be known before a device is asked for.
     """
-    card = require_valid(config)
-    config = dummy_of(config)
+    card, config = require_valid(config), dummy_of(config)
     log.info("effective config:\n%s", config.to_yaml())
     if ranks.rank == 0:
         require_writable(config)
@@ -139,12 +137,8 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
         if start:
             backend.load(start / "backend", weights_only=state is None)
         progress = _restore(state, stream=stream, callbacks=callbacks, num_steps=num_steps)
-        if ranks.rank == 0:
-            note_data(config, card, stores=[store for store in stores if isinstance(store, Store)], evals=evals)
-        identity = state["trackers"] if state else uuid.uuid4().hex
-        trackers = build_trackers(
-            config, num_steps=num_steps, progress=progress, is_first=ranks.rank == 0, identity=identity
-        )
+        note_data(config, card, ranks, stores=stores, evals=evals)
+        trackers = build_trackers(config, ranks, num_steps=num_steps, progress=progress, state=state)
         stack.callback(trackers.close)
         yield Trainer(
             ranks=ranks,

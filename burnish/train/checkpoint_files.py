@@ -14,7 +14,7 @@ from burnish.errors import CheckpointError
 from burnish.storage.files import file_digest
 
 COMPLETE = "COMPLETE"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _STEP_FOLDER = re.compile(r"global_step_(\d+)")
 _OLDER = "resume from an older checkpoint"
 _THREADS = 8

@@ -110,7 +110,10 @@ def test_tensorboard_has_each_step_once(tmp_path, caplog):
 
 @pytest.mark.usefixtures("_no_wandb_left")
 def test_wandb_has_each_step_once_under_one_id(tmp_path, caplog):
+    import wandb
+
     run_and_resume("wandb", tmp_path)
+    wandb.teardown()  # its process has written all once it ended
     kept = of_wandb(tmp_path)
     assert warnings_of(caplog) == []
     assert kept["losses"] == each_once()
