@@ -13,8 +13,8 @@ from burnish.backends.fsdp import shard
 from burnish.backends.megatron.sizes import Sizes
 from burnish.config import load_config
 from burnish.inspect.memory import Load, estimate_memory
-from burnish.models.attention import Segments, attention_of, register
-from burnish.models.load import read_card
+from burnish.models.attention import Segments, register
+from burnish.models.load import attention_of, read_card
 from burnish.models.loss import LossModel
 from tests.backends import megatron_runs
 from tests.backends.steps import batch_of, draw, opened
