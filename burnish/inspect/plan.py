@@ -87,9 +87,9 @@ class CheckReport:
         """For a person to read."""
         if self.problems or not self.plan or not self.memory:
             return str(ConfigError(self.problems))
-        passes = dict(zip(self.sources, self.plan.passes, strict=True)) if len(self.sources) > 1 else {}
+        drawn = zip(self.sources, self.plan.passes, strict=True)
         blocks = {
-            "data": [line for source in self.sources for line in _describe(source, "train", passes.get(source))]
+            "data": [line for source, times in drawn for line in _describe(source, "train", times)]
             + [line for source in self.eval_sources for line in _describe(source, "eval", None)],
             "run": _table(_of_plan(self.plan) | self._time()),
             f"memory of a rank, of {self.num_ranks}": _table(_of_memory(self.memory) | self._verdict()),

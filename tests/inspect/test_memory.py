@@ -97,7 +97,12 @@ def whole_between(folder):
         backend._model(**inputs)[0].backward()
         groups = [m._get_fsdp_state()._fsdp_param_group for m in backend._model.modules() if isinstance(m, FSDPModule)]
         kept = [p for group in groups if group for p in group.fsdp_params]
-        return sum((p.unsharded_accumulated_grad if p.unsharded_accumulated_grad is not None else p.unsharded_param.grad).nbytes for p in kept)
+        return sum(
+            (
+                p.unsharded_accumulated_grad if p.unsharded_accumulated_grad is not None else p.unsharded_param.grad
+            ).nbytes
+            for p in kept
+        )
 
 
 def test_gradients_are_whole_between_micro_batches(folder):
@@ -137,7 +142,9 @@ def test_megatron_holds_what_is_estimated(model_dir, sizes, words):
     """Of the rank with most; its buffers are filled up to whole multiples."""
     found = megatron_runs.on_megatron(2, held_by_megatron, model_dir, sizes)
     estimate = estimated(model_dir, ["strategy=megatron", "megatron_config.cpu=true", *words], world=2)
-    for mine, theirs in zip((estimate.weights, estimate.gradients, estimate.optimizer), zip(*found, strict=True), strict=True):
+    for mine, theirs in zip(
+        (estimate.weights, estimate.gradients, estimate.optimizer), zip(*found, strict=True), strict=True
+    ):
         assert mine == pytest.approx(max(theirs), rel=0.02)
 
 
