@@ -236,7 +236,8 @@ class Store:
             sizes = np.stack([self.lengths[part], self.target_counts[part], self.num_patches[part]], axis=1)
             hashes[part] = (sizes.astype(np.uint64) * factors[-3:]).sum(1) + self._ends(part) @ factors[:-3]
         hashes ^= hashes >> np.uint64(29)
-        return hashes * factors[0]
+        hashes *= factors[0]
+        return hashes
 
     def _ends(self, part: slice) -> NDArray[np.uint64]:
         """[rows, 2 * _HASHED] the first and the last ids of rows; of short ones, some stand there several times."""

@@ -255,7 +255,7 @@ def _norm_width(model: Any, *, queries: int, keys: int, hidden: int) -> int:
 def _shard_bytes(parameter: nn.Parameter, shards: int) -> int:
     """What the first rank holds of it."""
     rows = -(-parameter.shape[0] // shards)
-    return rows * (parameter.numel() // parameter.shape[0]) * parameter.element_size()
+    return int(rows * parameter[0].nbytes)
 
 
 def _count(module: nn.Module) -> int:

@@ -100,10 +100,12 @@ class CheckReport:
     def _time(self) -> dict[str, str]:
         if self.seconds is None or self.device is None or self.device.peak_flops is None:
             return {"time": "not known; name the GPU, as in device=h100-80g"}
-        minutes = self.seconds / 60
-        spoken = f"{minutes / 60:,.1f} h" if minutes >= 90 else f"{minutes:,.1f} min"
+        units = {"h": 3600, "min": 60, "s": 1}
+        fitting = (f"{self.seconds / length:,.1f} {unit}" for unit, length in units.items() if self.seconds >= length)
         each = f"{self.device.peak_flops / 1e12:,.0f} TFLOP/s"
-        return {"time": f"{spoken} at mfu={self.mfu:g} of {self.num_ranks} x {each}, without evaluation and saving"}
+        return {
+            "time": f"{next(fitting, 'less than 1 s')} at mfu={self.mfu:g} of {self.num_ranks} x {each}, without evaluation and saving"
+        }
 
     def _verdict(self) -> dict[str, str]:
         if self.device is None:
@@ -284,18 +286,18 @@ def _plan(config: SFTConfig, stream: BatchStream, layout: Layout) -> Plan:
 def _flops(config: SFTConfig, card: ModelCard, stores: Sequence[Store], plan: Plan) -> float:
     """Of the whole run, as ``train/mfu`` counts them."""
     adapted = config.model.lora.rank > 0
-    return sum(
-        times
-        * step_flops(
+    passes = [
+        step_flops(
             card,
-            lengths=store.lengths.astype(np.int64),
+            lengths=store.lengths,
             num_targets=int(store.target_counts.sum()),
             patches=store.num_patches[store.num_patches > 0],
             frozen=adapted,
             tower_frozen=adapted or "vision" in config.model.freeze,
         )
-        for times, store in zip(plan.passes, stores, strict=True)
-    )
+        for store in stores
+    ]
+    return float(np.dot(plan.passes, passes))
 
 
 def _describe(report: StoreReport, role: str, passes: float | None) -> Iterator[str]:
@@ -320,7 +322,8 @@ def _of_plan(plan: Plan) -> dict[str, str]:
 def _of_memory(memory: MemoryEstimate) -> dict[str, str]:
     parts = {name: size for name, size in asdict(memory).items() if name != "host"} | {"total": memory.total}
     parts |= {"in host memory": memory.host} if memory.host else {}
-    return {name: f"{size / 2**30:>9,.2f} GiB" for name, size in parts.items()}
+    unit, scale = ("GiB", 2**30) if memory.total >= 2**30 else ("MiB", 2**20)
+    return {name: f"{size / scale:>9,.2f} {unit}" for name, size in parts.items()}
 
 
 def _table(facts: dict[str, str]) -> list[str]:

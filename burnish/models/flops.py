@@ -85,9 +85,9 @@ def peak_flops(device_name: str) -> float | None:
 def step_flops(
     card: ModelCard,
     *,
-    lengths: Sequence[int],
+    lengths: Sequence[int] | NDArray[np.integer],
     num_targets: int,
-    patches: Sequence[int] = (),
+    patches: Sequence[int] | NDArray[np.integer] = (),
     frozen: bool = False,
     tower_frozen: bool = False,
 ) -> float:
@@ -101,7 +101,7 @@ def step_flops(
         frozen: whether its weights get no gradients, which saves a third of what they cost; adapters are not counted.
         tower_frozen: whether the tower goes forward only.
     """
-    weights = card.num_matmul_parameters * sum(lengths) + card.hidden_size * card.num_embeddings * num_targets
+    weights = card.num_matmul_parameters * float(np.sum(lengths)) + card.hidden_size * card.num_embeddings * num_targets
     saved = 2 * weights if frozen else 0
     head = 6 * card.hidden_size * card.num_embeddings * num_targets
     images = image_flops(np.asarray(patches, np.int64), card=card.vision).sum() if card.vision else 0.0

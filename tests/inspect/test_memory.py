@@ -23,7 +23,6 @@ from tests.ranks import on_ranks
 from tests.toys import save_model, save_tokenizer
 
 VOCABULARY = 97
-ALL = ("fsdp", "lora", "frozen dtype", "offload")
 KEYS = {
     "fsdp": [],
     "lora": ["model.lora.rank=3"],
@@ -49,36 +48,26 @@ def local_bytes(tensors):
     return sum(t.nbytes for t in local)
 
 
-def held_by_fsdp(folder, names):
-    """For each of ``KEYS``, bytes of (weights, gradients, optimizer) of this rank after a step."""
-    found = []
-    for name in names:
-        config = load_config(None, [f"model.path={folder}", *KEYS[name]])
-        settings = {"num_steps": 3, "num_sources": 2, "lora": lora_settings(config), "dtype": config.model.dtype}
-        with opened(folder, cpu_offload=config.fsdp_config.cpu_offload, **settings) as backend:
-            gradients = []
-            with patch.object(backend._optimizer, "zero_grad", lambda: gradients.extend(grads(backend))):
-                backend.train_step(batch_of(draw(0), place=backend.layout, micro_batch_size=1))
-            state = [t for own in backend._optimizer.state.values() for t in own.values()]
-            found.append((local_bytes(backend._parameters.values()), local_bytes(gradients), local_bytes(state)))
-        yield_groups()
-    return found
+def held_by_fsdp(folder, words):
+    """Bytes of (weights, gradients, optimizer) of this rank at the end of a step."""
+    config = load_config(None, [f"model.path={folder}", *words])
+    settings = {"num_steps": 3, "num_sources": 2, "lora": lora_settings(config), "dtype": config.model.dtype}
+    with opened(folder, cpu_offload=config.fsdp_config.cpu_offload, **settings) as backend:
+        gradients = []
+
+        def keep_gradients():
+            gradients.extend(p.grad for p in backend._parameters.values() if p.grad is not None)
+
+        with patch.object(backend._optimizer, "zero_grad", keep_gradients):
+            backend.train_step(batch_of(draw(0), place=backend.layout, micro_batch_size=1))
+        state = [t for own in backend._optimizer.state.values() for t in own.values()]
+        return local_bytes(backend._parameters.values()), local_bytes(gradients), local_bytes(state)
 
 
-def yield_groups():
-    from tests.ranks import forget_groups
-
-    forget_groups()
-
-
-def grads(backend):
-    return [p.grad for p in backend._parameters.values() if p.grad is not None]
-
-
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_fsdp_holds_what_is_estimated(folder, name, ranks):
-    (weights, gradients, optimizer), *_ = on_ranks(ranks, held_by_fsdp, folder, [name])[0]
+    weights, gradients, optimizer = on_ranks(ranks, held_by_fsdp, folder, KEYS[name])[0]
     estimate = estimated(folder, KEYS[name], world=ranks)
     assert min(weights, gradients, optimizer) > 0
     if name == "offload":

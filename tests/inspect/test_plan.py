@@ -38,4 +38,5 @@ def test_a_model_that_is_not_there_is_one_problem_and_names_itself(config):
 
 def test_nothing_is_wrong(config):
     report = check(config(batch_size=2, num_epochs=3))
-    assert (report.problems, report.steps_per_epoch, report.num_steps) == ((), 3, 9)
+    assert report.problems == ()
+    assert (report.plan.steps_per_epoch, report.plan.num_steps) == (3, 9)
