@@ -1,7 +1,9 @@
 """What a rank holds at its fullest, worked out from shapes: the model stays on meta, nothing is allocated.
 
-Its rule: it follows the backends, by their own functions where there are any. What it leaves out (the CUDA context,
-fragments, work space of kernels) is why only a part of a device's memory is counted on.
+Its rule: it follows the backends, by their own functions where there are any. Tests hold weights, gradients and optimizer
+against what both backends hold on a CPU, and FSDP's activations to a quarter; the rest, and all of a tower and of experts
+on Megatron, is worked out alone. What it leaves out (the CUDA context, fragments, work space of kernels) is why only a part
+of a device's memory is counted on.
 """
 
 from collections.abc import Mapping
@@ -133,12 +135,8 @@ def _fsdp(model: Any, config: SFTConfig, *, shards: int, size: int, load: Load) 
     if keys.cpu_offload:
         host = weights + gradients + optimizer
         return {"weights": 0, "gradients": whole, "optimizer": 0, "gathered": gathered, "host": host}
-    return {
-        "weights": weights,
-        "gradients": max(gradients, whole),
-        "optimizer": optimizer,
-        "gathered": gathered,
-    }
+    gradients = max(gradients, whole)
+    return {"weights": weights, "gradients": gradients, "optimizer": optimizer, "gathered": gathered}
 
 
 def _megatron(model: Any, config: SFTConfig, card: ModelCard, *, world: int, size: int) -> dict[str, int]:
@@ -178,12 +176,13 @@ def _megatron(model: Any, config: SFTConfig, card: ModelCard, *, world: int, siz
 def _activations(model: Any, config: SFTConfig, card: ModelCard, *, load: Load, size: int) -> float:
     """Of a token and layer, with b bytes a number, as counted by Korthikanti et al. 2022, section 4.1, for today's layers:
 
-        (4 + b) n + 2 b h + 2 b (q + k) + 4 heads + 4 b f (+ 2 b h a chosen expert)
+        8 n + 2 b h + 2 b (q + k) + 4 heads + 4 b f (+ 2 b h a chosen expert)
 
-    n is the width of its norms together, whose input is kept in float32 and whose output without its weight in b; h that
-    of the hidden state, the input of queries and of the gated matrices; q and k those of all queries and of all keys: the
-    attention keeps queries, keys, values, its output and a sum a head; f that between the gated matrices: gate, its
-    activation, the other half, and their product. Megatron's fused kernels keep b n and 3 b f.
+    n is the width of its norms together, whose input and whose output without its weight are kept in float32 by most
+    models; h that of the hidden state, the input of queries and of the gated matrices; q and k those of all queries and of
+    all keys: the attention keeps queries, keys, values, its output and a sum a head, and no scores, as on a GPU; f that
+    between the gated matrices: gate, its activation, the other half, and their product. Megatron's fused kernels keep b n
+    and 3 b f.
 
     Checkpointed, a layer keeps b h, and one at a time all of it. Ranks that share rows have a part of the tokens each.
     Tensor parallelism cuts q, k, heads and f, and with Megatron's sequence parallelism all. A pipeline's first stage has
@@ -197,7 +196,7 @@ def _activations(model: Any, config: SFTConfig, card: ModelCard, *, load: Load, 
     between += facts.get("shared_expert_intermediate_size") or 0
     queries, keys = card.num_heads * card.head_dim, card.num_kv_heads * card.head_dim
     norms = _norm_width(model, queries=queries, keys=keys, hidden=card.hidden_size)
-    once = (size if megatron else _FLOAT32 + size) * norms + 2 * size * card.hidden_size
+    once = (size if megatron else 2 * _FLOAT32) * norms + 2 * size * card.hidden_size
     shared = 2 * size * (queries + keys) + 4 * card.num_heads + (3 if megatron else 4) * size * between
     layer = once / (sizes.tensor if sizes.sequence_parallel else 1) + shared / sizes.tensor
     layer += 2 * size * card.hidden_size * chosen
@@ -207,7 +206,7 @@ def _activations(model: Any, config: SFTConfig, card: ModelCard, *, load: Load, 
     extra = config.megatron_config.transformer_config_kwargs.get("recompute_granularity")
     recomputed = config.fsdp_config.activation_checkpointing or extra == "full"
     tokens = load.tokens / (config.sequence_parallel_size * sizes.context)
-    ends = (_FLOAT32 + size) * card.hidden_size + 2 * size * card.head_dim
+    ends = 2 * _FLOAT32 * card.hidden_size + 2 * size * card.head_dim
     count = under_way * card.num_layers / sizes.pipeline
     of_text = tokens * (ends + (count * size * card.hidden_size + layer if recomputed else count * layer))
     return of_text + (_tower(model, card, size=size, recomputed=recomputed) * load.patches if card.vision else 0)
@@ -221,7 +220,7 @@ def _tower(model: Any, card: ModelCard, *, size: int, recomputed: bool) -> float
     facts: Mapping[str, Any] = model.config.vision_config.to_dict()
     width = card.vision.num_heads * card.vision.head_dim
     between = facts.get("intermediate_size") or int(width * facts["mlp_ratio"])
-    layer = 2 * (_FLOAT32 + size) * width + 6 * size * width + 4 * card.vision.num_heads + 4 * size * between
+    layer = 4 * _FLOAT32 * width + 6 * size * width + 4 * card.vision.num_heads + 4 * size * between
     return card.vision.num_layers * size * width + layer if recomputed else card.vision.num_layers * layer
 
 

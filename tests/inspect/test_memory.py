@@ -112,9 +112,9 @@ def test_gathered_layers(folder):
 def held_by_megatron(folder, sizes):
     with megatron_runs.opened(folder, sizes=sizes) as backend:
         weights = sum(p.nbytes for model in backend._models for p in model.parameters())
-        buffers = [b for model in backend._wrapped for b in (*model.buffers, *model.expert_parallel_buffers)]
+        gradients = sum(p.main_grad.nbytes for model in backend._models for p in model.parameters())
         moments = [t for part in backend._optimizer.parts for s in part.optimizer.state.values() for t in s.values()]
-        return weights, sum(b.grad_data.nbytes for b in buffers), sum(t.nbytes for t in moments if t.ndim)
+        return weights, gradients, sum(t.nbytes for t in moments if t.ndim)
 
 
 @pytest.mark.parametrize(
@@ -128,19 +128,20 @@ def held_by_megatron(folder, sizes):
     ids=["copies", "tensor", "pipeline", "context"],
 )
 def test_megatron_holds_what_is_estimated(model_dir, sizes, words):
-    """Of the rank with most; its buffers are filled up to whole multiples."""
+    """Of the rank with most; copies divide the moments among them where a buffer's middle is, not to the byte."""
     found = megatron_runs.on_megatron(2, held_by_megatron, model_dir, sizes)
     estimate = estimated(model_dir, ["strategy=megatron", "megatron_config.cpu=true", *words], world=2)
-    for mine, theirs in zip(
-        (estimate.weights, estimate.gradients, estimate.optimizer), zip(*found, strict=True), strict=True
-    ):
-        assert mine == pytest.approx(max(theirs), rel=0.02)
+    weights, gradients, optimizer = map(max, zip(*found, strict=True))
+    assert (estimate.weights, estimate.gradients) == (weights, gradients)
+    assert estimate.optimizer == pytest.approx(optimizer, rel=0.002)
 
 
 def saved_bytes(family, *, dtype, tokens):
     """Bytes kept for the backward pass, parameters not counted."""
     torch.manual_seed(0)
     config = FAMILIES[family]()
+    # A CPU keeps the scores of attention that is capped; flex attention on a GPU, none.
+    config.attn_logit_softcapping = None
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention_of(config, register()))
     loss = LossModel(model.train(), num_sources=1)
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -171,7 +172,6 @@ def test_activations_are_within_a_quarter(tmp_path, family, dtype):
     (tmp_path / "model.safetensors").touch()
     measured = saved_bytes(family, dtype=getattr(torch, dtype), tokens=100)
     estimate = estimated(tmp_path, [f"model.dtype={dtype}"], tokens=100, targets=99).activations
-    print(family, dtype, measured, estimate, estimate / measured)
     assert measured / 1.25 < estimate < measured * 1.25
 
 
