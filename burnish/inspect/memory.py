@@ -97,7 +97,7 @@ def estimate_memory(config: SFTConfig, card: ModelCard, *, world: int, load: Loa
 def checkpoint_bytes(config: SFTConfig, card: ModelCard) -> int:
     """What a checkpoint takes on a disk: of each trained number a float32 weight and two moments."""
     model = _model(config, card, DTYPES["float32"])
-    return 3 * _FLOAT32 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return 3 * _FLOAT32 * sum(int(p.numel()) for p in model.parameters() if p.requires_grad)
 
 
 def _model(config: SFTConfig, card: ModelCard, held: torch.dtype) -> Any:

@@ -1,4 +1,4 @@
-"""The estimate of memory is what the backends really hold, as far as a CPU can tell."""
+"""The estimate of memory is what the backends really hold, as far as a CPU can tell: no bfloat16 on Megatron, no GPU."""
 
 from unittest.mock import patch
 
