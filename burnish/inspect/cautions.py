@@ -11,6 +11,7 @@ from burnish.config import SFTConfig
 from burnish.data.manifest import require_same
 from burnish.data.store import Store
 from burnish.errors import DataError
+from burnish.inspect.memory import readable_size
 from burnish.models.load import ModelCard, read_tokenizer
 from burnish.storage.files import is_remote
 
@@ -125,6 +126,6 @@ def _of_run(config: SFTConfig, *, num_steps: int, checkpoint_bytes: int) -> Iter
         free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free
         if free < checkpoint_bytes:
             yield (
-                f"ckpt_path={config.ckpt_path}: {free / 2**30:,.1f} GiB are free on this machine's disk, and a "
-                f"checkpoint takes {checkpoint_bytes / 2**30:,.1f} GiB"
+                f"ckpt_path={config.ckpt_path}: {readable_size(free)} are free on this machine's disk, and a "
+                f"checkpoint takes {readable_size(checkpoint_bytes)}"
             )

@@ -100,6 +100,11 @@ def checkpoint_bytes(config: SFTConfig, card: ModelCard) -> int:
     return 3 * _FLOAT32 * sum(int(p.numel()) for p in model.parameters() if p.requires_grad)
 
 
+def readable_size(size: float) -> str:
+    """``size`` bytes in GiB, or in MiB if that is less than a tenth of one."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:,.2f} MiB"
+
+
 def _model(config: SFTConfig, card: ModelCard, held: torch.dtype) -> Any:
     """On meta, as the backend makes it, where the computation is in ``held``."""
     lora = lora_settings(config)

@@ -22,7 +22,7 @@ from burnish.data.store import Store, StoreReport
 from burnish.data.stream import BatchStream
 from burnish.errors import BurnishError, ConfigError, Problem
 from burnish.inspect.cautions import find_cautions
-from burnish.inspect.memory import USABLE, Load, MemoryEstimate, checkpoint_bytes, estimate_memory
+from burnish.inspect.memory import USABLE, Load, MemoryEstimate, checkpoint_bytes, estimate_memory, readable_size
 from burnish.models.flops import Device, peak_flops, step_flops
 from burnish.models.load import ModelCard
 
@@ -111,10 +111,8 @@ class CheckReport:
         if self.device is None:
             return {"device": "none; name the GPU, as in device=h100-80g"}
         verdict = "fits" if self.fits else "DOES NOT FIT"
-        size = self.device.memory_gib
-        return {
-            self.device.name: f"{verdict}: {USABLE * size:,.1f} GiB, {USABLE:.0%} of its {size:,.0f} GiB, can be used"
-        }
+        used, whole = (readable_size(self.device.memory_gib * 2**30 * share) for share in (USABLE, 1))
+        return {self.device.name: f"{verdict}: {used}, {USABLE:.0%} of its {whole}, can be used"}
 
 
 def check(config: SFTConfig, *, device: Device | None = None, mfu: float = MFU) -> CheckReport:
@@ -322,8 +320,7 @@ def _of_plan(plan: Plan) -> dict[str, str]:
 def _of_memory(memory: MemoryEstimate) -> dict[str, str]:
     parts = {name: size for name, size in asdict(memory).items() if name != "host"} | {"total": memory.total}
     parts |= {"in host memory": memory.host} if memory.host else {}
-    unit, scale = ("GiB", 2**30) if memory.total >= 2**30 else ("MiB", 2**20)
-    return {name: f"{size / scale:>9,.2f} {unit}" for name, size in parts.items()}
+    return {name: f"{readable_size(size):>13}" for name, size in parts.items()}
 
 
 def _table(facts: dict[str, str]) -> list[str]:
