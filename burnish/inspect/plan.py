@@ -201,7 +201,8 @@ def _noted(problems: list[Problem], key: str, value: Any) -> Iterator[None]:
     except ConfigError as error:
         problems += error.problems
     except BurnishError as error:
-        problems.append(Problem(key, value, f"{error.where}: {error.problem}", error.fix))
+        place = "" if error.where == value else f"{error.where}: "
+        problems.append(Problem(key, value, place + error.problem, error.fix))
 
 
 def _missing(config: SFTConfig) -> Iterator[Problem]:
