@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from burnish.assemble.data import build_stream, count_steps, open_source
+from burnish.assemble.dummy import dummy_of, dummy_rows
 from burnish.assemble.model import model_card, model_problems, plan_layout
-from burnish.assemble.run import build_callbacks, build_checkpointer, find_start
+from burnish.assemble.run import build_callbacks, build_checkpointer, build_questions, find_start
 from burnish.backends.comm import alone, device_count, device_type
 from burnish.config import SFTConfig, find_problems
 from burnish.config.rules_devices import planned_world
 from burnish.data.packing import Layout, round_up
+from burnish.data.random_rows import RandomStore
 from burnish.data.store import Store, StoreReport
 from burnish.data.stream import BatchStream
 from burnish.errors import BurnishError, ConfigError, Problem
@@ -135,6 +137,9 @@ def check(config: SFTConfig, *, device: Device | None = None, mfu: float = MFU) 
     if card is None:
         return CheckReport(problems=(*problems, *_missing(config)))
     problems += model_problems(config, card, on_cpu=device is None)
+    with _noted(problems, "eval_generate.prompts", config.eval_generate.prompts):
+        build_questions(config, card)
+    config = dummy_of(config)
     stores: dict[str, list[Store]] = {"train": [], "eval": []}
     readable = not any(problem.key.startswith(_DATA_KEYS) for problem in problems)
     for role, sources in (("train", config.train_sources), ("eval", config.eval_sources)):
@@ -143,24 +148,24 @@ def check(config: SFTConfig, *, device: Device | None = None, mfu: float = MFU) 
                 stores[role].append(open_source(config, card, source))
     if problems:
         return CheckReport(problems=tuple(problems))
+    drawn = [dummy_rows(config, card)] if config.dummy_run_full_ctx else stores["train"]
     world = planned_world(config, os.environ, num_devices=num_devices)
     with _noted(problems, "resume_from", config.resume_from):
-        find_start(config, build_checkpointer(config, stores["train"], alone()))
+        find_start(config, build_checkpointer(config, drawn, alone()))
     layout = plan_layout(config, rank=0, world_size=world)
     with _noted(problems, "sampler_class_path", config.sampler_class_path):
-        stream = build_stream(config, card, stores["train"], layout=layout)
+        stream = build_stream(config, card, drawn, layout=layout)
     if problems:
         return CheckReport(problems=tuple(problems))
     evals = {source.name: store for source, store in zip(config.eval_sources, stores["eval"], strict=True)}
-    return _report(
-        config, card, stores["train"], evals, _plan(config, stream, layout), device=device, world=world, mfu=mfu
-    )
+    plan = _plan(config, stream, layout)
+    return _report(config, card, drawn, evals, plan, device=device, world=world, mfu=mfu)
 
 
 def _report(
     config: SFTConfig,
     card: ModelCard,
-    stores: Sequence[Store],
+    stores: Sequence[Store | RandomStore],
     evals: dict[str, Store],
     plan: Plan,
     *,
@@ -170,14 +175,20 @@ def _report(
 ) -> CheckReport:
     memory = estimate_memory(config, card, world=world, load=plan.load, on_gpu=device is not None)
     peak = device.peak_flops if device else None
-    cautions = find_cautions(
-        config,
-        card,
-        stores=stores,
-        evals=evals,
-        passes=plan.passes,
-        num_steps=plan.num_steps,
-        checkpoint_bytes=checkpoint_bytes(config, card),
+    real = [store for store in stores if isinstance(store, Store)]
+    # Of random rows there is nothing to say.
+    cautions = (
+        []
+        if not real
+        else find_cautions(
+            config,
+            card,
+            stores=real,
+            evals=evals,
+            passes=plan.passes,
+            num_steps=plan.num_steps,
+            checkpoint_bytes=checkpoint_bytes(config, card),
+        )
     )
     return CheckReport(
         sources=tuple(store.report for store in stores),
@@ -282,7 +293,7 @@ def _plan(config: SFTConfig, stream: BatchStream, layout: Layout) -> Plan:
     )
 
 
-def _flops(config: SFTConfig, card: ModelCard, stores: Sequence[Store], plan: Plan) -> float:
+def _flops(config: SFTConfig, card: ModelCard, stores: Sequence[Store | RandomStore], plan: Plan) -> float:
     """Of the whole run, as ``train/mfu`` counts them."""
     adapted = config.model.lora.rank > 0
     passes = [

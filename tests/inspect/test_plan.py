@@ -124,3 +124,18 @@ def test_padding_is_measured_by_the_places_of_its_micro_batches(config, tmp_path
     report = check(config(**data, batch_size=2, **padded))
     assert report.plan.packing_efficiency == 10 / 14
     assert line(report, "packing") == "packing 71.4% of the places in micro-batches hold a token"
+
+
+def test_a_dummy_run_is_planned_on_its_random_rows(config):
+    report = check(config(dummy_run_full_ctx=True, dummy_run_max_steps=4, max_length=16, batch_size=6, num_epochs=2))
+    assert (report.plan.num_steps, report.plan.num_rows, report.plan.total_tokens) == (4, 24, 24 * 16)
+    assert [(source.name, source.kept, source.targets) for source in report.sources] == [("random", 6, 6 * 15)]
+    assert report.warnings == ()
+    assert "random" in report.to_text()
+
+
+def test_a_prompt_that_the_model_has_no_room_for(config):
+    asked = {"prompts": ["who are you?"], "max_new_tokens": 10**6}
+    (problem,) = check(config(eval_generate=asked)).problems
+    assert problem.key == "eval_generate.prompts"
+    assert "positions" in problem.message
