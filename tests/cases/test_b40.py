@@ -49,6 +49,6 @@ def test_the_command_line_takes_them_too(s3_bucket, tmp_path, model_dir):
     command = ["check", f"model.path={model_dir}", f"pretokenized_dataset_paths={paths}", "batch_size=4"]
     done = burnish(*command, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert [f"train {s3_bucket.uri(f'tok/{folder}')}: 3 of 3 rows" in done.stdout for folder in ODD] == [True] * len(
-        ODD
-    )
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    said = [lines[lines.index(f"train {s3_bucket.uri(f'tok/{folder}')}") + 1] for folder in ODD]
+    assert [line[:12] for line in said] == ["3 of 3 rows,"] * len(ODD)

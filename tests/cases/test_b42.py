@@ -95,8 +95,10 @@ def test_weights_as_text(text):
 def test_a_source_whose_every_row_drops_is_named(tmp_path, model_dir):
     stores = [write_jsonl(tmp_path / f"{n}.jsonl", [row([5, 6], [0, mask])]) for n, mask in (("full", 1), ("bare", 0))]
     keys = {"pretokenized_dataset_paths": [str(s) for s in stores], "train_dataset_weights": [1, 1]}
-    (problem,) = check(SFTConfig(model={"path": str(model_dir)}, **keys)).problems
-    assert "bare.jsonl" in problem.message
+    report = check(SFTConfig(model={"path": str(model_dir)}, **keys))
+    (problem,) = report.problems
+    assert (problem.key, problem.value) == ("train data", str(stores[1]))
+    assert "bare.jsonl" in report.to_text()
     assert "no_target" in problem.message
 
 
