@@ -15,6 +15,9 @@ from tests.vision_models import save_vision_model
 
 NUM_ROWS = 140
 ON_CPU = ("megatron_config.cpu=true", "placement.num_gpus_per_node=4")
+ON_TWO = ("megatron_config.cpu=true", "placement.num_gpus_per_node=2")
+ONE_STAGE = (*ON_TWO, "megatron_config.pipeline_model_parallel_size=1")
+TWO_STAGES = (*ON_TWO, "megatron_config.tensor_model_parallel_size=1")
 SCRIPTS = {str(file.relative_to(ROOT / "examples")) for file in (ROOT / "examples").rglob("*.sh")}
 RUN_HERE = {
     "run_sft_fsdp.sh",
@@ -86,13 +89,13 @@ def test_the_two_backends_say_the_same_of_the_same_rows(start_folder, model, row
 
 
 def test_packed_on_megatron(start_folder, model, rows):
-    words = (model, f"train_datasets={rows}", "max_length=256", *ON_CPU)
+    words = (model, f"train_datasets={rows}", "max_length=256", *ONE_STAGE)
     example("run_sft_megatron_packed.sh", *words, folder=start_folder)
     assert metrics(start_folder, "run_sft_megatron")[2]["train/packing_efficiency"] > 0.5
 
 
 def test_tulu_saves_and_exports(start_folder, model, rows):
-    words = (model, f"train_datasets={rows}", "train_dataset_splits=train", "batch_size=16", *ON_CPU)
+    words = (model, f"train_datasets={rows}", "train_dataset_splits=train", "batch_size=16", *ONE_STAGE)
     words += ("max_length=256", "max_tokens_per_microbatch=512")
     example("run_sft_megatron_tulu3_50k.sh", *words, folder=start_folder)
     assert list(metrics(start_folder, "tulu3-50k")) == [1, 2]
@@ -176,7 +179,7 @@ def test_a_public_set_of_pictures_is_prepared_and_trained_on_both_backends(start
     model = f"model.path={save_vision_model(start_folder / 'model', 'qwen2_5_vl', layers=4)}"
     small = (model, "max_length=200", "max_tokens_per_microbatch=400", "batch_size=4")
     example("run_sft_fsdp_vlm.sh", *small, "placement.num_gpus_per_node=1", folder=start_folder)
-    example("run_sft_megatron_vlm.sh", *small, *ON_CPU, folder=start_folder)
+    example("run_sft_megatron_vlm.sh", *small, *TWO_STAGES, folder=start_folder)
     fsdp, megatron = (metrics(start_folder, name) for name in ("vqav2", "run_sft_megatron_vlm"))
     assert fsdp[0]["eval/heldout/loss"] > 0
     assert megatron[1]["train/loss"] == pytest.approx(fsdp[1]["train/loss"], rel=1e-5)
