@@ -73,6 +73,11 @@ def example(script, *words, folder, steps=2):
     return done.stderr
 
 
+def answers(run):
+    """What the model said to the prompts of its YAML."""
+    return [json.loads(line) for line in (run / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 def test_every_script_is_run_here():
     assert SCRIPTS == RUN_HERE
 
@@ -85,7 +90,10 @@ def test_the_two_backends_say_the_same_of_the_same_rows(start_folder, model, row
     assert (list(fsdp), list(megatron)) == ([0, 1, 2], [1, 2])
     assert megatron[1]["train/loss"] == pytest.approx(fsdp[1]["train/loss"], rel=1e-5)
     assert fsdp[2]["eval/held_out/num_targets"] == 32 * len("answer 100 ")
-    assert (start_folder / "runs/run_sft_fsdp/checkpoints/hf_exports/global_step_2/model.safetensors").is_file()
+    run = start_folder / "runs/run_sft_fsdp"
+    assert (run / "checkpoints/hf_exports/global_step_2/model.safetensors").is_file()
+    assert [answer["step"] for answer in answers(run)] == [0, 0, 2, 2]
+    assert "What is the capital of France?" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_packed_on_megatron(start_folder, model, rows):
@@ -117,6 +125,8 @@ def test_two_sources_and_two_eval_sets(start_folder, model):
     last = metrics(start_folder, "mixing")[2]
     assert {"eval/desk/loss", "eval/pirate/loss"} < last.keys()
     assert len([key for key in last if key.startswith("train/loss/")]) == 2
+    asked = ["What is the price of membership?", "What is a guitar?"]
+    assert [answer["prompt"] for answer in answers(start_folder / "runs/mixing")] == asked * 2, "at step 0 and the last"
 
 
 def test_short_rows_first(start_folder, model):
