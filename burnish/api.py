@@ -26,6 +26,7 @@ from burnish.launch import ray as on_ray
 from burnish.launch.ray_data import run_on_ray
 from burnish.launch.tasks import Outcome
 from burnish.log import configure_logging, get_logger
+from burnish.models.flops import Device
 from burnish.report.page import write_report
 from burnish.train.checkpoint import open_checkpoint
 from burnish.train.progress import Progress
@@ -54,10 +55,19 @@ def train(config: SFTConfig) -> int:
     return _run(config).exit_status
 
 
-def check(config: SFTConfig) -> CheckReport:
-    """``burnish check``: every problem, or what the run would do."""
+def check(config: SFTConfig, *, device: str = "", mfu: float = plan.MFU) -> CheckReport:
+    """``burnish check``: every problem, or what the run would do.
+
+    Args:
+        config: of the run.
+        device: the GPU it is to run on, such as ``h100-80g``; empty is that of this machine.
+        mfu: share of the GPU's operations that it is taken to use.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
     configure_logging(rank=0)
-    return plan.check(config)
+    return plan.check(config, device=Device.named(device) if device else None, mfu=mfu)
 
 
 def tokenize(config: SFTConfig, *, out: str) -> list[str]:

@@ -27,7 +27,7 @@ def require_valid(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Mod
     if problems := find_problems(config, purpose=purpose, num_devices=device_count()):
         raise ConfigError(problems)
     card = model_card(config)
-    if problems := model_problems(config, card):
+    if problems := model_problems(config, card, on_cpu=device_type() == "cpu"):
         raise ConfigError(problems)
     return card
 
@@ -42,14 +42,14 @@ def model_card(config: SFTConfig) -> ModelCard:
     return read_card(folder, trust_remote_code=config.model.trust_remote_code)
 
 
-def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
-    """Rules between the config, the model and this machine."""
+def model_problems(config: SFTConfig, card: ModelCard, *, on_cpu: bool) -> list[Problem]:
+    """Rules between the config, the model and the machine it is to run on, one without a GPU if ``on_cpu``."""
     problems = []
     share = config.sequence_parallel_size
     if card.num_heads % share:
         message, fix = f"does not divide the model's {card.num_heads} heads", "give a divisor of that"
         problems.append(Problem("sequence_parallel_size", share, message, fix))
-    attention, on_cpu = config.model.attention, device_type() == "cpu"
+    attention = config.model.attention
     if attention in ("flash", "flex") and on_cpu:
         problems.append(Problem("model.attention", attention, "needs a GPU, and there is none", "write auto"))
     if config.fsdp_config.compile and on_cpu:
@@ -66,7 +66,7 @@ def model_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
             message, fix = f"{name} is not installed", f"pip install 'burnish[{name}]'"
             problems.append(Problem("logger", list(config.logger), message, fix))
     problems += _trained_problems(config, card)
-    return [*problems, *(_megatron_problems(config, card) if config.strategy == "megatron" else ())]
+    return [*problems, *(_megatron_problems(config, card, on_cpu=on_cpu) if config.strategy == "megatron" else ())]
 
 
 def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
@@ -88,9 +88,9 @@ def _trained_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
     return problems
 
 
-def _megatron_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:
-    """Rules between the model, the sizes it is cut to and this machine."""
-    problems, on_cpu = [], device_type() == "cpu"
+def _megatron_problems(config: SFTConfig, card: ModelCard, *, on_cpu: bool) -> list[Problem]:
+    """Rules between the model, the sizes it is cut to and the machine."""
+    problems = []
     if find_spec("megatron") is None or find_spec("megatron.core") is None:
         message = "needs Megatron Core, which is not installed"
         problems.append(Problem("strategy", "megatron", message, "pip install 'burnish[megatron]'"))

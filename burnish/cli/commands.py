@@ -66,6 +66,13 @@ def train(request: Request) -> int:
 
 def check(request: Request) -> int:
     """Say what is wrong, or what the run would do."""
+    settings: dict[str, Any] = dict(request.own)
+    if "mfu" in settings:
+        settings["mfu"] = _number("mfu", settings["mfu"], float)
+        if not 0 < settings["mfu"] <= 1:
+            raise ConfigError(
+                [Problem("mfu", settings["mfu"], "is no share", "write a number up to 1, such as mfu=0.4")]
+            )
     try:
         config = request.config()
     except ConfigError as error:
@@ -78,7 +85,7 @@ def check(request: Request) -> int:
     from burnish import api
 
     with _only_result_on_stdout():
-        report = api.check(config)
+        report = api.check(config, **settings)
     if request.as_json:
         _print_json(report.to_json())
     else:

@@ -45,6 +45,10 @@ COMMANDS = {
     "check": Command(
         "say all that is wrong with a config, its model and its data, or what the run would do",
         commands.check,
+        own={
+            "device": "the GPU it is to run on, such as h100-80g; that of this machine",
+            "mfu": "share of its operations that are taken to be used, for the time; 0.4",
+        },
         has_json=True,
     ),
     "tokenize": Command(

@@ -112,7 +112,7 @@ def _megatron(config: SFTConfig, world: int) -> Iterator[Broken]:
     }
     if world % (tensor * pipeline * context):
         message = f"tensor {tensor} * pipeline {pipeline} * context {context} does not divide {_processes(world)}"
-        fix = "give sizes whose product divides that, or another placement"
+        fix = "give sizes whose product divides that, or another placement.num_gpus_per_node"
         yield f"megatron_config.{max(sizes, key=lambda name: sizes[name])}", message, fix
     elif world % (keys.expert_model_parallel_size * tensor * pipeline):
         message = f"times tensor {tensor} * pipeline {pipeline} does not divide {_processes(world)}"

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burnish.data.example import Example, IntArray
+from burnish.data.store import StoreReport
 
 _SPECIAL = 3
 """Ids from 0 that are never drawn: in most vocabularies the padding and the ends."""
@@ -34,6 +35,8 @@ class RandomStore:
         self.target_counts: IntArray = self.lengths - 1
         self.num_patches: IntArray = np.zeros(num_rows, np.int64)
         self.fingerprint = hashlib.sha256(f"{num_rows} {length} {vocabulary} {placeholder}".encode()).hexdigest()[:32]
+        targets = num_rows * (length - 1)
+        self.report = StoreReport(self.name, num_rows, num_rows, {}, num_rows * length, targets)
 
     def locate(self, index: int) -> str:
         """Where the row stands."""

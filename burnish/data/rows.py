@@ -238,7 +238,8 @@ def _hub_splits(path: str, split: str | None) -> dict[str, RawRows]:
 
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", path) or path.endswith(tuple(chain(*SUFFIXES.values()))):
         fix = "write the whole path; ~ and $NAMES inside quotes are not replaced by the shell"
-        raise DataError(path, "no such path", fix=fix)
+        inside = "" if path.startswith(("/", "~", "$")) else f" in {Path.cwd()}"
+        raise DataError(path, f"no such path{inside}", fix=fix)
     try:
         found = datasets.load_dataset(path, split=split)
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:

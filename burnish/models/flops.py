@@ -1,11 +1,14 @@
-"""Lengths become floating-point operations: what a step costs, and what a GPU can do."""
+"""Lengths become floating-point operations: what a step costs, and what a GPU can do and hold."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from burnish.errors import ConfigError, Problem
 from burnish.models.load import ModelCard
 from burnish.models.vision import image_flops
 
@@ -38,6 +41,39 @@ PEAK_FLOPS = {
     "MI250X": 383e12,
 }
 """Dense bfloat16 operations a second by a part of the device's name, from the makers."""
+MEMORY_GIB = {
+    **{"B200": 180, "GB200": 186, "H200": 141, "H100 PCIe": 80, "H100 NVL": 94, "H100": 80, "H800": 80},
+    **{"A100": 80, "A800": 80, "L40S": 48, "L40": 48, "L4": 24, "A10G": 24, "A10": 24, "A40": 48, "A6000": 48},
+    # Of the MI250X's two dies each is a device.
+    **{"RTX 4090": 24, "RTX 3090": 24, "MI300X": 192, "MI250X": 64},
+}
+"""Memory as the same data sheets have it, the largest where there are several; the drivers show up to a tenth less."""
+_NAMED = re.compile(r"(.+?)(?:-(\d+)gb?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one rank computes on."""
+
+    name: str
+    memory_gib: float
+    peak_flops: float | None
+    """Dense bfloat16 operations a second; None when that is not known."""
+
+    @classmethod
+    def named(cls, name: str) -> "Device":
+        """The device that ``name`` means, such as ``h200``, ``a100-40g`` or ``rtx-4090``.
+
+        Raises:
+            ConfigError: it is not in the tables.
+        """
+        known = {key.lower().replace(" ", "-"): key for key in PEAK_FLOPS}
+        model, memory = match.groups() if (match := _NAMED.fullmatch(name.lower())) else (name, None)
+        if model not in known:
+            fix = f"write one of {', '.join(known)}, with its memory where there are several, as in a100-40g"
+            raise ConfigError([Problem("device", name, "is no device that is known", fix)])
+        key = known[model]
+        return cls(name, float(memory or MEMORY_GIB[key]), PEAK_FLOPS[key])
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -49,9 +85,9 @@ def peak_flops(device_name: str) -> float | None:
 def step_flops(
     card: ModelCard,
     *,
-    lengths: Sequence[int],
+    lengths: Sequence[int] | NDArray[np.integer],
     num_targets: int,
-    patches: Sequence[int] = (),
+    patches: Sequence[int] | NDArray[np.integer] = (),
     frozen: bool = False,
     tower_frozen: bool = False,
 ) -> float:
@@ -65,7 +101,7 @@ def step_flops(
         frozen: whether its weights get no gradients, which saves a third of what they cost; adapters are not counted.
         tower_frozen: whether the tower goes forward only.
     """
-    weights = card.num_matmul_parameters * sum(lengths) + card.hidden_size * card.num_embeddings * num_targets
+    weights = card.num_matmul_parameters * float(np.sum(lengths)) + card.hidden_size * card.num_embeddings * num_targets
     saved = 2 * weights if frozen else 0
     head = 6 * card.hidden_size * card.num_embeddings * num_targets
     images = image_flops(np.asarray(patches, np.int64), card=card.vision).sum() if card.vision else 0.0

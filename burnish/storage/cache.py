@@ -153,7 +153,7 @@ def _build(target: Path, build: Callable[[Path], None], temporary: Path) -> None
             shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = "free some space, or set cache_dir to a folder with more"
-            raise StorageError(str(target.parent), f"is full ({error})", fix=fix) from error
+            raise StorageError(str(target.parent), f"is full ({os.strerror(error.errno)})", fix=fix) from error
         if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise _not_writable(target, error) from error
         raise

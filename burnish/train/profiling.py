@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch._C._autograd import DeviceType
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from burnish.log import get_logger

@@ -29,7 +29,7 @@ def test_steps_of_41_rows_in_batches_of_4(config_of, packed, steps, expected):
     keys = {"use_sequence_packing": True, "max_length": 8} if packed else {}
     report = check(config_of(**steps, **keys))
     assert report.problems == ()
-    assert (report.steps_per_epoch, report.num_steps) == (11, expected)
+    assert (report.plan.steps_per_epoch, report.plan.num_steps) == (11, expected)
 
 
 def test_both_given_is_an_error(config_of):
@@ -52,11 +52,13 @@ def test_more_steps_than_an_epoch_go_on_in_a_new_order():
 
 def test_a_step_of_tokens_has_no_number_of_steps_an_epoch(config_of):
     report = check(config_of(batch_tokens=12, num_steps=30))
-    assert (report.problems, report.steps_per_epoch, report.num_steps, report.tokens_per_step) == (
+    assert (report.problems, report.plan.steps_per_epoch, report.plan.num_steps, report.plan.tokens_per_step) == (
         (),
         None,
         30,
         123 / 11,
     )
-    assert "steps: 30, 11 tokens a step" in report.to_text()
+    shown = [" ".join(line.split()) for line in report.to_text().splitlines()]
+    assert "steps 30; 2.73 epochs, 112 rows drawn" in shown
+    assert "tokens 336; 11 a step" in shown
     assert report.to_json()["steps_per_epoch"] is None

@@ -46,7 +46,7 @@ def assert_two_steps_of_all(folder, model_dir, num_rows):
 def test_a_run(tmp_path, model_dir, num_rows, packed):
     config = SFTConfig(**keys_of(tmp_path, model_dir, num_rows, use_sequence_packing=packed))
     report = check(config)
-    assert (report.problems, report.steps_per_epoch, report.num_steps) == ((), 1, 2)
+    assert (report.problems, report.plan.steps_per_epoch, report.plan.num_steps) == ((), 1, 2)
     assert SFTTrainer(config).train().step == 2
     assert_two_steps_of_all(tmp_path, model_dir, num_rows)
 

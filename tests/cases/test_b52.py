@@ -33,7 +33,7 @@ def test_a_row_longer_than_max_length_is_cut_as_it_is_without_packing(config_of)
     for config in (config_of(max_length=8), config_of(max_length=8).model_copy(update={"use_sequence_packing": False})):
         report = check(config)
         assert report.problems == ()
-        assert report.tokens_per_step == 8 + 3 + 5
+        assert report.plan.tokens_per_step == 8 + 3 + 5
 
 
 @pytest.mark.parametrize(

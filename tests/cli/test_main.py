@@ -98,6 +98,20 @@ def test_check_without_json_says_the_same_in_words(capsys):
     assert (shown.out, "num_steps" in shown.err) == ("", True)
 
 
+@pytest.mark.parametrize("value", ["0", "-0.4", "1.01", "40", "nan", "much"])
+def test_check_takes_a_share_of_the_operations(value, capsys):
+    assert main(["check", "model.path=m", "train_datasets=x", f"mfu={value}"]) == 2
+    assert capsys.readouterr().err.startswith("config: 1 problem\n  mfu=")
+
+
+def test_check_names_the_devices_it_knows(capsys):
+    assert main(["check", "model.path=m", "train_datasets=x", "device=h101"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(
+        "config: 1 problem\n  device='h101': is no device that is known\n    fix: write one of b200"
+    )
+
+
 def test_the_words_of_a_command_are_sorted():
     words = ["rows", "a/run=1.yaml", "row=3", "num_steps=5", "html=x=y.html"]
     request = _sorted(COMMANDS["inspect"], words, as_json=False)

@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from burnish.models.flops import peak_flops, segment_flops, step_flops
+from burnish.errors import ConfigError
+from burnish.models.flops import MEMORY_GIB, PEAK_FLOPS, Device, peak_flops, segment_flops, step_flops
 from burnish.models.load import read_card
 
 
@@ -53,3 +54,40 @@ def test_peak_of_known_devices(name, teraflops):
 
 def test_peak_of_an_unknown_device():
     assert peak_flops("Some CPU") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "teraflops"),
+    [
+        ("h100-80g", 80, 989),
+        ("H100", 80, 989),
+        ("h100-pcie", 80, 756),
+        ("h200", 141, 989),
+        ("a100-40gb", 40, 312),
+        ("a100", 80, 312),
+        ("rtx-4090", 24, 165),
+        ("l40s-48g", 48, 362),
+    ],
+)
+def test_devices_by_name(name, memory, teraflops):
+    assert Device.named(name) == Device(name, memory, teraflops * 1e12)
+
+
+def test_every_device_has_its_memory():
+    assert MEMORY_GIB.keys() == PEAK_FLOPS.keys()
+
+
+@pytest.mark.parametrize("name", ["h101", "h100-80", "h100-g", "-80g", "NVIDIA H100"])
+def test_an_unknown_device_is_told_those_that_are_known(name):
+    with pytest.raises(ConfigError, match="is no device that is known") as error:
+        Device.named(name)
+    (problem,) = error.value.problems
+    assert (problem.key, problem.value) == ("device", name)
+    assert "h100-pcie, h100-nvl, h100," in problem.fix
+    assert problem.fix.endswith("as in a100-40g")
+
+
+def test_operations_of_a_large_run_do_not_overflow(model_dir):
+    card = replace(read_card(str(model_dir)), num_matmul_parameters=70 * 10**9)
+    billion = step_flops(card, lengths=np.full(1_000, 1_000_000, np.int32), num_targets=0)
+    assert billion > 6 * 70e9 * 1e9

@@ -86,13 +86,15 @@ def test_every_parameter_is_of_one_part():
 def test_what_does_not_go_with_images(folder, card, words, key, said):
     given = [f"model.path={folder}", f"model={words}" if words.startswith("{") else words]
     given += ["model.freeze=[vision]"] if "lr_by_part" in words else []
-    (problem,) = model_problems(load_config(None, given), card)
+    (problem,) = model_problems(load_config(None, given), card, on_cpu=True)
     assert problem.key == key
     assert said in problem.message
 
 
 @pytest.mark.parametrize("words", ["model.freeze=[vision]", "optimizer_config.lr_by_part={projector: 1.0e-4}"])
 def test_a_model_of_text_has_no_such_parts(model_dir, words):
-    (problem,) = model_problems(load_config(None, [f"model.path={model_dir}", words]), read_card(str(model_dir)))
+    (problem,) = model_problems(
+        load_config(None, [f"model.path={model_dir}", words]), read_card(str(model_dir)), on_cpu=True
+    )
     assert problem.key == words.partition("=")[0]
     assert problem.message == "qwen3 has no such parts"

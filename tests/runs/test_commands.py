@@ -68,7 +68,7 @@ def test_check_says_what_a_run_would_do(tmp_path, model_dir, chats):
     store = write_jsonl(tmp_path / "store.jsonl", rows)
     result = burnish(
         *["check", "--json", f"model.path={model_dir}", f"train_datasets={chats}", "max_length=512"],
-        *[f"eval_pretokenized_dataset_paths={store}", "num_epochs=2"],
+        *[f"eval_pretokenized_dataset_paths={store}", "num_epochs=2", "device=a100-40g", "mfu=0.25"],
         folder=tmp_path,
     )
     assert result.returncode == 0, result.stderr
@@ -83,6 +83,17 @@ def test_check_says_what_a_run_would_do(tmp_path, model_dir, chats):
     assert (report["steps_per_epoch"], report["num_steps"], report["problems"]) == (30, 60, [])
     assert report["tokens_per_step"] == source["tokens"] / 30
     assert report["packing_efficiency"] == 1.0
+    assert report["device"] == {"name": "a100-40g", "memory_gib": 40.0, "peak_flops": 312e12}
+    assert (report["num_ranks"], report["mfu"], report["fits"], report["passes"]) == (4, 0.25, True, [2.0])
+    assert 0 < report["seconds"] < 1
+    memory = report["memory"]
+    assert memory["weights"] == 22_720, "a quarter of the numbers of the model, each of four bytes"
+    assert memory["total"] == sum(size for name, size in memory.items() if name not in ("total", "host"))
+    assert [text.partition(":")[0] for text in report["warnings"]] == [
+        "store.jsonl",
+        "store.jsonl",
+        "ckpt_path is empty and hf_save_interval 0",
+    ], "it has no manifest, and half of its rows are dropped"
 
 
 def test_check_prints_problems_of_config_and_data_as_json(tmp_path, model_dir, chats):
