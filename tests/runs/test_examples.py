@@ -15,6 +15,9 @@ from tests.vision_models import save_vision_model
 
 NUM_ROWS = 140
 ON_CPU = ("megatron_config.cpu=true", "placement.num_gpus_per_node=4")
+ON_TWO = ("megatron_config.cpu=true", "placement.num_gpus_per_node=2")
+ONE_STAGE = (*ON_TWO, "megatron_config.pipeline_model_parallel_size=1")
+TWO_STAGES = (*ON_TWO, "megatron_config.tensor_model_parallel_size=1")
 SCRIPTS = {str(file.relative_to(ROOT / "examples")) for file in (ROOT / "examples").rglob("*.sh")}
 RUN_HERE = {
     "run_sft_fsdp.sh",
@@ -70,6 +73,11 @@ def example(script, *words, folder, steps=2):
     return done.stderr
 
 
+def answers(run):
+    """What the model said to the prompts of its YAML."""
+    return [json.loads(line) for line in (run / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
 def test_every_script_is_run_here():
     assert SCRIPTS == RUN_HERE
 
@@ -82,17 +90,20 @@ def test_the_two_backends_say_the_same_of_the_same_rows(start_folder, model, row
     assert (list(fsdp), list(megatron)) == ([0, 1, 2], [1, 2])
     assert megatron[1]["train/loss"] == pytest.approx(fsdp[1]["train/loss"], rel=1e-5)
     assert fsdp[2]["eval/held_out/num_targets"] == 32 * len("answer 100 ")
-    assert (start_folder / "runs/run_sft_fsdp/checkpoints/hf_exports/global_step_2/model.safetensors").is_file()
+    run = start_folder / "runs/run_sft_fsdp"
+    assert (run / "checkpoints/hf_exports/global_step_2/model.safetensors").is_file()
+    assert [answer["step"] for answer in answers(run)] == [0, 0, 2, 2]
+    assert "What is the capital of France?" in (run / "report.html").read_text(encoding="utf-8")
 
 
 def test_packed_on_megatron(start_folder, model, rows):
-    words = (model, f"train_datasets={rows}", "max_length=256", *ON_CPU)
+    words = (model, f"train_datasets={rows}", "max_length=256", *ONE_STAGE)
     example("run_sft_megatron_packed.sh", *words, folder=start_folder)
     assert metrics(start_folder, "run_sft_megatron")[2]["train/packing_efficiency"] > 0.5
 
 
 def test_tulu_saves_and_exports(start_folder, model, rows):
-    words = (model, f"train_datasets={rows}", "train_dataset_splits=train", "batch_size=16", *ON_CPU)
+    words = (model, f"train_datasets={rows}", "train_dataset_splits=train", "batch_size=16", *ONE_STAGE)
     words += ("max_length=256", "max_tokens_per_microbatch=512")
     example("run_sft_megatron_tulu3_50k.sh", *words, folder=start_folder)
     assert list(metrics(start_folder, "tulu3-50k")) == [1, 2]
@@ -114,6 +125,8 @@ def test_two_sources_and_two_eval_sets(start_folder, model):
     last = metrics(start_folder, "mixing")[2]
     assert {"eval/desk/loss", "eval/pirate/loss"} < last.keys()
     assert len([key for key in last if key.startswith("train/loss/")]) == 2
+    asked = ["What is the price of membership?", "What is a guitar?"]
+    assert [answer["prompt"] for answer in answers(start_folder / "runs/mixing")] == asked * 2, "at step 0 and the last"
 
 
 def test_short_rows_first(start_folder, model):
@@ -176,7 +189,7 @@ def test_a_public_set_of_pictures_is_prepared_and_trained_on_both_backends(start
     model = f"model.path={save_vision_model(start_folder / 'model', 'qwen2_5_vl', layers=4)}"
     small = (model, "max_length=200", "max_tokens_per_microbatch=400", "batch_size=4")
     example("run_sft_fsdp_vlm.sh", *small, "placement.num_gpus_per_node=1", folder=start_folder)
-    example("run_sft_megatron_vlm.sh", *small, *ON_CPU, folder=start_folder)
+    example("run_sft_megatron_vlm.sh", *small, *TWO_STAGES, folder=start_folder)
     fsdp, megatron = (metrics(start_folder, name) for name in ("vqav2", "run_sft_megatron_vlm"))
     assert fsdp[0]["eval/heldout/loss"] > 0
     assert megatron[1]["train/loss"] == pytest.approx(fsdp[1]["train/loss"], rel=1e-5)
