@@ -14,8 +14,8 @@ from burnish.backends.comm import alone, joined
 from burnish.config import SFTConfig, load_config
 from burnish.errors import CheckpointError, ConfigError, DataError
 from burnish.models.load import read_card
-from tests.toys import chat, row, write_jsonl
 from burnish.train.trackers import Trackers
+from tests.toys import chat, row, write_jsonl
 from tests.train.fakes import CountingBackend, Recorder
 
 

@@ -20,9 +20,18 @@ def test_each_tracker_holds_one_run_after_a_failure_and_a_resume(tmp_path, model
         for name in ("chats", "held")
     )
     words = [f"model.path={model_dir}", f"train_datasets={chats}", f"eval_datasets={held}", "num_workers=0"]
-    words += ["num_steps=5", "eval_interval=2", "eval_generate.prompts=[who are you?]", "eval_generate.max_new_tokens=2"]
+    words += [
+        "num_steps=5",
+        "eval_interval=2",
+        "eval_generate.prompts=[who are you?]",
+        "eval_generate.max_new_tokens=2",
+    ]
     words += ["ckpt_path=ckpt", "ckpt_interval=1", f"project_name={project}"]
-    words += ["logger=[console,tensorboard,wandb,mlflow,trackio]", "tags=[a,b]", f"chat_template_kwargs={{url: 's3://user:{SECRET}@bucket'}}"]
+    words += [
+        "logger=[console,tensorboard,wandb,mlflow,trackio]",
+        "tags=[a,b]",
+        f"chat_template_kwargs={{url: 's3://user:{SECRET}@bucket'}}",
+    ]
 
     failed = burnish("train", *words, "callbacks=[{tests.runs.failing.Failing: {how: user, rank: 0}}]", folder=tmp_path)
     assert failed.returncode == 2, failed.stderr
