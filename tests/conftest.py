@@ -16,7 +16,7 @@ from hypothesis import settings
 from tests.storage.faults import faulty, impatient  # noqa: F401
 from tests.storage.servers import google_bucket, google_server, no_clouds, s3_bucket, s3_server  # noqa: F401
 from tests.toys import save_model
-from tests.train.mlflow_server import mlflow_server  # noqa: F401
+from tests.train.places import mlflow_server, services_here, trackio_dir  # noqa: F401
 
 settings.register_profile("burnish", deadline=None)  # no test fails because a machine is slow
 settings.load_profile("burnish")

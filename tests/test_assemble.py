@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -13,8 +14,9 @@ from burnish.backends.comm import alone, joined
 from burnish.config import SFTConfig, load_config
 from burnish.errors import CheckpointError, ConfigError, DataError
 from burnish.models.load import read_card
+from burnish.train.trackers import Trackers
 from tests.toys import chat, row, write_jsonl
-from tests.train.fakes import CountingBackend
+from tests.train.fakes import CountingBackend, Recorder
 
 
 def config(**values):
@@ -50,6 +52,33 @@ def test_each_source_has_a_loss_of_its_own_also_where_names_are_alike(tmp_path, 
         "train/loss/0.rows.jsonl",
         "train/loss/1.rows.jsonl",
     ]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_trackers_are_told_how_the_run_ended(tmp_path, model_dir, monkeypatch, failed):
+    recorder = Recorder()
+    trackers = Trackers([recorder], identity="")
+    monkeypatch.setattr("burnish.assemble.run.build_trackers", lambda *_, **__: trackers)
+    file = write_jsonl(tmp_path / "rows.jsonl", [chat("a", "b")] * 4)
+    run = SFTConfig(model={"path": str(model_dir)}, train_datasets=[str(file)], log_dir=str(tmp_path), num_steps=1)
+    with (
+        pytest.raises(RuntimeError) if failed else nullcontext(),
+        joined() as ranks,
+        build_run(run, ranks=ranks, interrupted=lambda: False),
+    ):
+        if failed:
+            raise RuntimeError
+    assert recorder.failed is failed
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_its_extra(model_dir, monkeypatch):
+    words = (f"model.path={model_dir}", "train_datasets=x", "logger=[console,wandb,mlflow]")
+    monkeypatch.setattr("burnish.assemble.model.find_spec", lambda name: None if name == "mlflow" else sys.__spec__)
+    with pytest.raises(ConfigError) as error:
+        require_valid(load_config(None, list(words)))
+    (problem,) = error.value.problems
+    assert (problem.key, problem.message) == ("logger", "mlflow is not installed")
+    assert problem.fix == "pip install 'burnish[mlflow]'"
 
 
 def test_a_row_longer_than_the_positions_of_the_model_is_named(tmp_path, model_dir):

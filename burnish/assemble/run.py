@@ -139,7 +139,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
         progress = _restore(state, stream=stream, callbacks=callbacks, num_steps=num_steps)
         note_data(config, card, ranks, stores=stores, evals=evals)
         trackers = build_trackers(config, ranks, num_steps=num_steps, progress=progress, state=state)
-        stack.callback(trackers.close)
+        stack.push(lambda kind, *_: trackers.close(failed=kind is not None))
         yield Trainer(
             ranks=ranks,
             backend=backend,

@@ -81,9 +81,9 @@ class Guarded:
         """Send them."""
         self._put(step, lambda service: service.log_answers(answers, step=step))
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """Wait until all is sent, but not for ever."""
-        self._put(math.inf, lambda service: service.close())
+        self._put(math.inf, lambda service: service.close(failed=failed))
         if not self._left_alone.is_set():
             self._thread.join(self._close_seconds)
         if self._thread.is_alive():
@@ -143,8 +143,9 @@ class TensorBoardService:
             prompt, answer = ("\n".join(f"    {line}" for line in text.splitlines()) for text in pair)
             self._writer.add_text(f"answers/{number}", f"prompt\n\n{prompt}\n\nanswer\n\n{answer}", step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """Write what is held."""
+        del failed
         self._writer.close()
 
 
@@ -190,9 +191,9 @@ class WandbService:
         table = wandb.Table(columns=["prompt", "answer"], data=list(map(list, answers)))
         self._run.log({"answers": table}, step=step)
 
-    def close(self) -> None:
-        """Send what is held."""
-        self._run.finish()
+    def close(self, *, failed: bool) -> None:
+        """Send what is held, and how the run ended."""
+        self._run.finish(exit_code=int(failed))
 
 
 class MlflowService:
@@ -230,9 +231,9 @@ class MlflowService:
         table = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
         self._client.log_text(self._run, json.dumps(table, ensure_ascii=False, indent=1), f"answers/step_{step}.json")
 
-    def close(self) -> None:
-        """Say that it ended."""
-        self._client.set_terminated(self._run)
+    def close(self, *, failed: bool) -> None:
+        """Say how it ended."""
+        self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
 
     def _create(self, experiment: str, facts: RunFacts) -> str:
         from mlflow.entities import Param
@@ -281,8 +282,9 @@ class TrackioService:
         table = trackio.Table(columns=["prompt", "answer"], data=list(map(list, answers)))
         self._run.log({"answers": table}, step=step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """Send what is held."""
+        del failed
         with redirect_stdout(sys.stderr):
             self._run.finish()
 

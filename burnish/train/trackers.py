@@ -31,7 +31,9 @@ class Tracker(Protocol):
         """Take (prompt, answer) of each prompt after ``step``, before the metrics of that step."""
         ...
 
-    def close(self) -> None: ...
+    def close(self, *, failed: bool) -> None:
+        """End the run, which ``failed`` where an exception ended it; a stop that was asked for is none."""
+        ...
 
 
 class Trackers:
@@ -52,10 +54,10 @@ class Trackers:
         for tracker in self._trackers:
             tracker.log_answers(answers, step=step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """Close all at once: some wait for their service."""
         with ThreadPoolExecutor() as pool:
-            list(pool.map(methodcaller("close"), self._trackers))
+            list(pool.map(methodcaller("close", failed=failed), self._trackers))
 
 
 class JsonlTracker:
@@ -89,8 +91,9 @@ class JsonlTracker:
             for prompt, answer in answers:
                 stream.write(json.dumps({"step": step, "prompt": prompt, "answer": answer}) + "\n")
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """Close the file."""
+        del failed
         self._stream.close()
 
 
@@ -147,8 +150,9 @@ class ConsoleTracker:
             said = f"step {step}: {_beginning(prompt, longest=40)} -> {_beginning(answer, longest=100)}"
             self._write(f"{start}{said}\n", open_line=False)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """End the progress line."""
+        del failed
         if self._open_line:
             self._write("\n", open_line=False)
 

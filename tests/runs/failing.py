@@ -10,13 +10,14 @@ from burnish.train.callbacks import Callback
 
 
 class Failing(Callback):
-    """On rank 1, before step 3: raises, is wrong by the user's fault, is killed, or hangs. Notes when in ``failed``."""
+    """On a rank, before step 3: raises, is wrong by the user's fault, is killed, or hangs. Notes when in ``failed``."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, *, rank: int = 1) -> None:
         self._how = how
+        self._rank = str(rank)
 
     def on_step_begin(self, progress, requests):
-        if progress.step != 2 or os.environ["RANK"] != "1":
+        if progress.step != 2 or os.environ.get("RANK", "0") != self._rank:
             return
         Path("failed").write_text(str(time.time()))
         match self._how:

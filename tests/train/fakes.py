@@ -110,6 +110,7 @@ class Recorder:
     def __init__(self):
         self.lines = []
         self.answers = []
+        self.failed = None
 
     def log(self, metrics, *, step):
         self.lines.append((step, dict(metrics)))
@@ -117,8 +118,8 @@ class Recorder:
     def log_answers(self, answers, *, step):
         self.answers.append((step, list(answers)))
 
-    def close(self):
-        pass
+    def close(self, *, failed):
+        self.failed = failed
 
     def steps_with(self, key):
         return [step for step, metrics in self.lines if key in metrics]

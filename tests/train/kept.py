@@ -22,10 +22,10 @@ def of_tensorboard(folder: Path) -> dict:
 
 
 def of_wandb(folder: Path) -> dict:
-    """The same of the runs that were kept offline in ``folder``, one after the other, with their ids."""
+    """The same of the runs that were kept offline in ``folder``, one after the other, with their ids and exit codes."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found: dict = {"losses": [], "metrics": set(), "ids": [], "tags": set(), "config": {}}
+    found: dict = {"losses": [], "metrics": set(), "ids": [], "exits": [], "tags": set(), "config": {}}
     for file in sorted((folder / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime):
         for data in _log_records(file.read_bytes()):
             record = Record.FromString(data)
@@ -33,6 +33,8 @@ def of_wandb(folder: Path) -> dict:
                 found["ids"].append(record.run.run_id)
                 found["tags"] |= set(record.run.tags)
                 found["config"] |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            if record.HasField("exit"):
+                found["exits"].append(record.exit.exit_code)
             items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
             found["metrics"] |= {key for key in items if not key.startswith("_")}
             if "train/loss" in items:

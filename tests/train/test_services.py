@@ -1,7 +1,6 @@
 """Services that keep metrics: what they hold after a run that was resumed, and that none of them stops one."""
 
 import json
-import os
 import threading
 import time
 from pathlib import Path
@@ -21,29 +20,13 @@ ODD = "train/loss/a@b..//../[x]"
 SECRET = "hunter2"
 
 
-@pytest.fixture(autouse=True)
-def _no_network(monkeypatch):
-    for name, value in {
-        "WANDB_MODE": "offline",
-        "WANDB_ERROR_REPORTING": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }.items():
-        monkeypatch.setenv(name, value)
+pytestmark = pytest.mark.usefixtures("services_here")
 
 
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch):
     """No test fails because one is."""
     monkeypatch.setattr(services, "CLOSE_SECONDS", 600.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _trackio_dir(tmp_path_factory):
-    """Trackio reads it once, when it is imported."""
-    os.environ["TRACKIO_DIR"] = str(tmp_path_factory.mktemp("trackio"))
-    yield
-    del os.environ["TRACKIO_DIR"]
 
 
 @pytest.fixture
@@ -79,11 +62,11 @@ def log_steps(tracker, steps):
 
 
 def run_and_resume(name, folder):
-    """Steps 1 to 4 of a run, then 3 to 6 of the one that goes on from step 2; an evaluation before all."""
+    """Steps 1 to 4 of a run that fails, then 3 to 6 of the one that goes on from step 2; an evaluation before all."""
     for steps, start, known in ((range(5), 0, -1), (range(3, 7), 2, 4)):
         tracker = open_service(TrackerName(name), facts(folder, start=start, known=known))
         log_steps(tracker, steps)
-        tracker.close()
+        tracker.close(failed=not start)
 
 
 def warnings_of(caplog):
@@ -118,6 +101,7 @@ def test_wandb_has_each_step_once_under_one_id(tmp_path, caplog):
     assert warnings_of(caplog) == []
     assert kept["losses"] == each_once()
     assert set(kept["ids"]) == {"0123456789abcdef"}
+    assert kept["exits"] == [1, 0]
     assert {key for key in kept["metrics"] if not key.startswith("answers/")} == {"train/loss", ODD}
     assert kept["tags"] == {"one", "two (2)"}
     assert kept["config"]["model.path"] == "m"
@@ -152,9 +136,10 @@ def test_mlflow_goes_on_where_the_service_ends_not_the_file(tmp_path, mlflow_ser
     for steps, start, known in ((range(1, 4), 0, -1), (range(3, 6), 2, 5)):
         tracker = open_service(TrackerName.MLFLOW, facts(tmp_path, start=start, known=known))
         log_steps(tracker, steps)
-        tracker.close()
+        tracker.close(failed=start > 0)
     kept = of_mlflow(mlflow_server, project=f"project of {tmp_path.name}")
     assert [step for step, _ in kept["losses"]] == [1, 2, 3, 4, 5]
+    assert kept["status"] == "FAILED"
 
 
 def test_trackio_has_each_step_once(tmp_path, caplog, capsys):
@@ -186,7 +171,7 @@ class Broken:
     def log_answers(self, answers, *, step):
         self.log({}, step=step)
 
-    def close(self):
+    def close(self, *, failed):
         raise OSError("disk full")
 
 
@@ -196,8 +181,8 @@ def test_an_error_of_a_service_is_said_once_and_ends_nothing(caplog, at):
     tracker = Guarded("wandb", lambda: broken, close_seconds=60)
     for step in range(1, 6):
         tracker.log({"train/loss": 1.0}, step=step)
-    tracker.close()
-    tracker.close()
+    tracker.close(failed=False)
+    tracker.close(failed=False)
     assert broken.steps == ([2] if at == 3 else [2, 3, 4, 5])
     why = "ConnectionError: no route to http://***@host" if at == 3 else "OSError: disk full"
     assert [r.message for r in caplog.records] == [f"wandb is left alone from here on ({why})"]
@@ -206,7 +191,7 @@ def test_an_error_of_a_service_is_said_once_and_ends_nothing(caplog, at):
 def test_a_service_that_cannot_begin_is_left_alone(caplog):
     tracker = Guarded("mlflow", lambda: open(Path("/nowhere/at/all")), close_seconds=60)  # noqa: SIM115, PTH123
     tracker.log({"train/loss": 1.0}, step=1)
-    tracker.close()
+    tracker.close(failed=False)
     (record,) = caplog.records
     assert record.message.startswith("mlflow is left alone from here on (FileNotFoundError")
 
@@ -220,7 +205,7 @@ def test_services_that_hang_hold_up_nothing_and_end_together(caplog):
         trackers.log({"train/loss": 1.0}, step=step)
     trackers.log_answers(ANSWERS, step=3)
     logged = time.monotonic() - started
-    trackers.close()
+    trackers.close(failed=False)
     assert sorted(r.message for r in caplog.records) == [
         f"{name} is left alone from here on (it did not take the last metrics within 0.5 seconds)" for name in "abc"
     ]
@@ -239,7 +224,7 @@ def test_a_service_too_far_behind_is_left_alone(caplog, monkeypatch):
     for step in range(1, 8):
         tracker.log({}, step=step)
     release.set()
-    tracker.close()
+    tracker.close(failed=False)
     tracker._thread.join()
     assert [r.message for r in caplog.records] == ["trackio is left alone from here on (it is 3 steps behind)"]
     assert service.steps == []
@@ -256,7 +241,7 @@ def test_an_unreachable_mlflow_takes_no_longer_than_it_may(tmp_path, caplog, mon
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         tracker = open_service(TrackerName.MLFLOW, facts(tmp_path))
         tracker.log({"train/loss": 1.0}, step=1)
-        tracker.close()
+        tracker.close(failed=False)
     tracker._thread.join()
     assert [r.message.partition(" (")[0] for r in caplog.records] == ["mlflow is left alone from here on"]
 
@@ -267,6 +252,6 @@ def test_wandb_without_a_key_asks_nobody(tmp_path, caplog, monkeypatch):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     tracker = open_service(TrackerName.WANDB, facts(tmp_path))
-    tracker.close()
+    tracker.close(failed=False)
     (record,) = caplog.records
     assert "no API key: `wandb login`" in record.message

@@ -9,7 +9,7 @@ from burnish.train.trackers import ConsoleTracker, JsonlTracker
 def test_numbers_are_unrounded_and_lines_are_json(tmp_path):
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl", resumed=False)
     tracker.log({"train/loss": 0.1 + 0.2, "train/mfu": None, "train/grad_norm": float("inf")}, step=1)
-    tracker.close()
+    tracker.close(failed=False)
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line) == {
         "step": 1,
@@ -24,7 +24,7 @@ def test_a_fresh_start_keeps_the_old_files(tmp_path):
     for run in range(3):
         tracker = JsonlTracker(file, resumed=False)
         tracker.log({"run": run}, step=1)
-        tracker.close()
+        tracker.close(failed=False)
     found = {p.name: json.loads(p.read_text())["run"] for p in tmp_path.iterdir()}
     assert found == {"metrics.1.jsonl": 0, "metrics.2.jsonl": 1, "metrics.jsonl": 2}
 
@@ -34,7 +34,7 @@ def test_a_resume_appends_also_after_a_torn_line(tmp_path):
     file.write_text('{"step": 1}\n{"step": 2, "tra')
     tracker = JsonlTracker(file, resumed=True)
     tracker.log({}, step=2)
-    tracker.close()
+    tracker.close(failed=False)
     assert file.read_text().splitlines() == ['{"step": 1}', '{"step": 2, "tra', '{"step": 2}']
 
 
@@ -43,7 +43,7 @@ def test_answers_stand_beside_the_metrics_and_go_with_them(tmp_path):
     for resumed, said in ((False, "old"), (False, "é\n"), (True, "more")):
         tracker = JsonlTracker(file, resumed=resumed)
         tracker.log_answers([("who?", said), ("why?", "")], step=3)
-        tracker.close()
+        tracker.close(failed=False)
     lines = [json.loads(line) for line in (file.parent / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines[:2] == [{"step": 3, "prompt": "who?", "answer": "é\n"}, {"step": 3, "prompt": "why?", "answer": ""}]
     assert [line["answer"] for line in lines] == ["é\n", "", "more", ""]
@@ -56,7 +56,7 @@ def test_answers_stand_beside_the_metrics_and_go_with_them(tmp_path):
 def test_old_files_get_one_number_though_one_of_them_is_missing(tmp_path):
     (tmp_path / "answers.1.jsonl").write_text("")
     for _ in range(2):
-        JsonlTracker(tmp_path / "metrics.jsonl", resumed=False).close()
+        JsonlTracker(tmp_path / "metrics.jsonl", resumed=False).close(failed=False)
     assert (tmp_path / "metrics.2.jsonl").exists()
 
 
@@ -78,7 +78,7 @@ def test_a_log_gets_plain_lines_but_not_one_a_step():
     console = ConsoleTracker(stream, num_steps=50, first_step=0)
     for step in range(1, 51):
         console.log(LINE | ({"eval/held/loss": 3.0} if step == 20 else {}), step=step)
-    console.close()
+    console.close(failed=False)
     lines = stream.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["1/50", "20/50", "20:", "50/50"]
     assert lines[0].startswith("step 1/50  loss 2.0000  lr 0.001  grad 1  5,000 tokens/s  epoch 0.50  ")
@@ -94,6 +94,6 @@ def test_a_terminal_gets_one_line_that_changes():
     console = ConsoleTracker(stream, num_steps=3, first_step=0)
     for step in (1, 2, 3):
         console.log(LINE, step=step)
-    console.close()
+    console.close(failed=False)
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().count("\r") == 3

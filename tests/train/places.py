@@ -1,4 +1,4 @@
-"""A real MLflow server on loopback, with a database of its own."""
+"""Where services keep runs in tests: a real MLflow server on loopback, and folders; nothing leaves this machine."""
 
 import os
 import signal
@@ -9,14 +9,35 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 _START_SECONDS = 600
 
 
+@pytest.fixture
+def services_here(trackio_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment in which no service calls anybody."""
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRACKIO_DIR": str(trackio_dir),
+    }.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session")
+def trackio_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trackio reads where it is once, when it is imported."""
+    return tmp_path_factory.mktemp("trackio")
+
+
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address; it has a database of its own."""
     folder = tmp_path_factory.mktemp("mlflow")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
