@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from burnish.log import get_logger
@@ -122,13 +121,13 @@ class Profiler:
 
     def _summary(self, averages: Any) -> str:
         """The operations with the most time of their own, and the share of the time that data was waited for."""
-        device = DeviceType.CUDA if self._on_gpu else DeviceType.CPU
+        device = "CUDA" if self._on_gpu else "CPU"
         # Annotations, such as the profiler's own of steps, hold all that is in none of the operations.
         own = sorted(
             (
                 (e.self_device_time_total if self._on_gpu else e.self_cpu_time_total, e.key)
                 for e in averages
-                if e.device_type == device and not e.is_user_annotation
+                if e.device_type.name == device and not e.is_user_annotation
             ),
             reverse=True,
         )
