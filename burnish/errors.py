@@ -17,11 +17,24 @@ from dataclasses import dataclass
 from typing import Any
 
 _IN_URL = re.compile(r"(?<=://)[^/\s'\"]*@")
+_SIGNED = re.compile(r"([?&](?:X-(?:Amz|Goog)-\w+|sig|signature|token)=)[^&\s\"']+", re.IGNORECASE)
+_SECRET_KEY = re.compile(r"(^|[._-])(password|passwd|secret|token|api_?key|access_?key|credentials?)$", re.IGNORECASE)
 
 
 def without_secrets(text: str) -> str:
-    """``text`` with the user and password of any URL in it left out."""
-    return _IN_URL.sub("***@", text)
+    """``text`` with the user, password and signature of any URL in it left out."""
+    return _SIGNED.sub(r"\1***", _IN_URL.sub("***@", text))
+
+
+def without_secret_values(value: Any, *, key: str = "") -> Any:
+    """JSON-ready ``value`` of ``key`` with ``***`` for what a key such as ``api_key`` holds, and no secret in any URL."""
+    if value is not None and _SECRET_KEY.search(key):
+        return "***"
+    if isinstance(value, dict):
+        return {name: without_secret_values(item, key=name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_secret_values(item) for item in value]
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 class BurnishError(Exception):

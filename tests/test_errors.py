@@ -3,7 +3,7 @@
 import copy
 
 from burnish.cli.main import main
-from burnish.errors import ConfigError, DataError, Problem, StorageError
+from burnish.errors import ConfigError, DataError, Problem, StorageError, without_secret_values
 
 
 def test_an_error_travels_whole():
@@ -26,3 +26,15 @@ def test_a_password_in_a_path_is_refused_and_not_shown(capsys):
     shown = capsys.readouterr()
     assert "has a user or a password in it" in shown.out
     assert "hunter2" not in shown.out + shown.err
+
+
+def test_secrets_are_known_by_their_keys_and_in_urls():
+    hidden = {
+        "api_key": "a",
+        "x": [{"hf.token": "b", "max_tokens": 3}, "s3://u:p@b/c", "https://b/k?X-Amz-Signature=d&y=1"],
+    }
+    shown = {
+        "api_key": "***",
+        "x": [{"hf.token": "***", "max_tokens": 3}, "s3://***@b/c", "https://b/k?X-Amz-Signature=***&y=1"],
+    }
+    assert without_secret_values(hidden) == shown

@@ -42,6 +42,12 @@ def model_card(config: SFTConfig) -> ModelCard:
     return read_card(folder, trust_remote_code=config.model.trust_remote_code)
 
 
+def _is_installed(package: str) -> bool:
+    """A mere folder of that name, such as the one that W&B writes to, is none."""
+    found = find_spec(package)
+    return found is not None and found.origin is not None
+
+
 def model_problems(config: SFTConfig, card: ModelCard, *, on_cpu: bool) -> list[Problem]:
     """Rules between the config, the model and the machine it is to run on, one without a GPU if ``on_cpu``."""
     problems = []
@@ -62,7 +68,7 @@ def model_problems(config: SFTConfig, card: ModelCard, *, on_cpu: bool) -> list[
         fix = f"at most {card.max_position_embeddings}"
         problems.append(Problem("max_length", config.max_length, "is more positions than the model has", fix))
     for name in config.logger:
-        if name is not TrackerName.CONSOLE and find_spec(name) is None:
+        if name is not TrackerName.CONSOLE and not _is_installed(name):
             message, fix = f"{name} is not installed", f"pip install 'burnish[{name}]'"
             problems.append(Problem("logger", list(config.logger), message, fix))
     problems += _trained_problems(config, card)

@@ -89,7 +89,7 @@ def build_trackers(
     facts = RunFacts(
         folder=folder,
         project=public["project_name"],
-        name=public["run_name"],
+        name=folder.name,
         identity=identity,
         tags=public["tags"],
         config=public,

@@ -15,7 +15,7 @@ from burnish.config.model import ModelConfig
 from burnish.config.optimizer import OptimizerConfig
 from burnish.config.parallel import FsdpConfig, MegatronConfig, PlacementConfig
 from burnish.config.section import Section, explain, keys_of, sections_of
-from burnish.errors import ConfigError, without_secrets
+from burnish.errors import ConfigError, without_secret_values
 
 Broken: TypeAlias = tuple[str, str, str]
 """A rule that a config breaks: the dotted key, what is wrong with its value, and what to write instead."""
@@ -62,8 +62,8 @@ class SFTConfig(LogKeys, CheckpointKeys, EvalKeys, BatchKeys, DataKeys, RunKeys)
         return self.model_dump(mode="json")
 
     def to_public(self) -> dict[str, Any]:
-        """The value of every dotted key, JSON-ready, without the password of any URL."""
-        plain = json.loads(without_secrets(json.dumps(self.to_plain())))
+        """The value of every dotted key, JSON-ready, without secrets."""
+        plain = without_secret_values(self.to_plain())
         return {name: reduce(getitem, name.split("."), plain) for name in key_names()}
 
     def to_yaml(self) -> str:

@@ -48,7 +48,8 @@ def find_cautions(
     return [
         *(text for store in held for text in _of_store(config, card, store)),
         *(text for store in stores for text in _of_ends(config, card, store)),
-        *_of_passes(stores, passes),
+        # What a sampler of the user's does after its first steps is not known.
+        *(_of_passes(stores, passes) if config.sampler != "custom" else ()),
         *_of_overlap(stores, evals),
         *_of_run(config, num_steps=num_steps, checkpoint_bytes=checkpoint_bytes),
     ]
@@ -59,8 +60,8 @@ def _of_store(config: SFTConfig, card: ModelCard, store: Store) -> Iterator[str]
     if store.manifest is None:
         yield f"{name}: has no manifest, so its tokenizer and chat template are not known to be the model's"
     elif config.allow_store_mismatch:
-        tokenizer = tokenizer_settings(config, card).load()
         try:
+            tokenizer = tokenizer_settings(config, card).load()
             require_same(
                 name,
                 store.manifest,

@@ -32,7 +32,7 @@ MFU = 0.4
 """Share of a device's operations that a run is taken to use, where none is said."""
 _STEPS_LOOKED_AT, _ROWS_LOOKED_AT = 200, 100_000
 """Packing is measured on at most so much of the first epoch."""
-_DATA_KEYS = ("train_dataset", "eval_", "pretokenized", "max_length")
+_DATA_KEYS = ("train_dataset", "eval_dataset", "eval_pretokenized", "pretokenized", "max_length")
 """Keys without which data cannot be opened as it would be."""
 
 
@@ -159,7 +159,9 @@ def check(config: SFTConfig, *, device: Device | None = None, mfu: float = MFU) 
         return CheckReport(problems=tuple(problems))
     evals = {source.name: store for source, store in zip(config.eval_sources, stores["eval"], strict=True)}
     plan = _plan(config, stream, layout)
-    return _report(config, card, drawn, evals, plan, device=device, world=world, mfu=mfu)
+    with _noted(problems, "model.path", config.model.path):
+        return _report(config, card, drawn, evals, plan, device=device, world=world, mfu=mfu)
+    return CheckReport(problems=tuple(problems))
 
 
 def _report(
@@ -276,9 +278,12 @@ def _plan(config: SFTConfig, stream: BatchStream, layout: Layout) -> Plan:
         num_rows = epochs * stream.draws_per_epoch + rest * config.batch_size
     stores = stream.builder.store.stores
     sizes = np.array([len(store) for store in stores])
-    weights = sizes if config.sampler == "random" else looked.drawn
+    weights = looked.drawn if config.sampler == "custom" else sizes
     weights = np.array(config.train_dataset_weights or weights, np.float64)
     passes = weights / weights.sum() * num_rows / sizes
+    if config.sampler == "sequential":
+        whole, rest = divmod(num_rows, int(sizes.sum()))
+        passes = whole + np.clip(rest - (np.cumsum(sizes) - sizes), 0, sizes) / sizes
     tokens = sum(float(times) * int(store.lengths.sum()) for times, store in zip(passes, stores, strict=True))
     return Plan(
         steps_per_epoch=stream.steps_per_epoch,

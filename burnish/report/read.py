@@ -4,7 +4,6 @@ The rule: nothing is known of a run but its folder.
 """
 
 import json
-import re
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,15 +18,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from burnish.assemble.facts import DATA_FILE, Facts
-from burnish.errors import DataError, without_secrets
+from burnish.errors import DataError, without_secret_values
 from burnish.log import get_logger
 
 log = get_logger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 _STEP_LIMIT = 2**53
-_SECRET_KEY = re.compile(r"(^|[._-])(password|passwd|secret|token|api_?key|access_?key|credentials?)$", re.IGNORECASE)
-_SIGNED = re.compile(r"([?&](?:X-(?:Amz|Goog)-\w+|sig|signature|token)=)[^&\s\"']+", re.IGNORECASE)
 
 _Read = TypeVar("_Read")
 
@@ -134,7 +131,8 @@ def _read_metrics(file: Path) -> tuple[dict[str, Curve], int]:
     last = len(of_line) - 1 - np.unique(of_line[::-1], return_index=True)[1]
     counts = np.zeros(len(of_line), bool)
     counts[last] = True
-    return {key: _curve(of_line, counts, *column) for key, column in columns.items()}, torn
+    curves = {key: _curve(of_line, counts, *column) for key, column in columns.items()}
+    return {key: curve for key, curve in curves.items() if len(curve.steps)}, torn
 
 
 def _metrics_of(line: bytes) -> dict[str, Any] | None:
@@ -166,18 +164,9 @@ def _read_config(file: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 def _shown(key: str, text: str) -> str:
     try:
-        text = json.dumps(_without_secrets(key, json.loads(text)), ensure_ascii=False)
+        return json.dumps(without_secret_values(json.loads(text), key=key), ensure_ascii=False)
     except ValueError:  # written by hand
-        text = "***" if _SECRET_KEY.search(key) else text
-    return _SIGNED.sub(r"\1***", without_secrets(text))
-
-
-def _without_secrets(key: str, value: Any) -> Any:
-    if value is not None and _SECRET_KEY.search(key):
-        return "***"
-    if isinstance(value, dict):
-        return {name: _without_secrets(name, item) for name, item in value.items()}
-    return [_without_secrets("", item) for item in value] if isinstance(value, list) else value
+        return str(without_secret_values(text, key=key))
 
 
 def _read_answers(file: Path) -> tuple[Answer, ...]:

@@ -33,7 +33,7 @@ class Window:
 
     @property
     def first_step(self) -> int:
-        """The first that a trace holds; 1 is the first of the run."""
+        """The first that a trace holds; 1 is the first after the start, or after a resume."""
         return self.skip_first + self.wait + self.warmup + 1
 
 
@@ -101,23 +101,33 @@ class Profiler:
             return
         self._profile.stop()
         if self._window and not self._num_traces:
-            log.warning("no step was profiled: the first would have been step %d", self._window.first_step)
+            log.warning(
+                "no step was profiled: the first would have been step %d from the start of this process",
+                self._window.first_step,
+            )
 
     def _write(self, recorded: Any) -> None:
         """Called by torch at the end of each window; a run may end where one begins."""
         if not self._seconds:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._num_traces += 1
-        metric = "self_cuda_time_total" if self._on_gpu else "self_cpu_time_total"
-        if self._export_type == "stacks":
-            file = self._folder / f"rank_{self._rank}_window_{self._num_traces}.stacks.txt"
-            recorded.export_stacks(str(file), metric)
-        else:
-            file = self._folder / f"rank_{self._rank}_window_{self._num_traces}.pt.trace.json.gz"
-            recorded.export_chrome_trace(str(file))
-        log.info("%s: %s", file, self._summary(recorded.key_averages()))
+        try:
+            file = self._export(recorded)
+            log.info("%s: %s", file, self._summary(recorded.key_averages()))
+        except (OSError, RuntimeError) as error:  # the run is worth more than its trace
+            log.warning("no trace was written to %s: %s", self._folder, error)
         self._seconds, self._waited = 0.0, 0.0
+
+    def _export(self, recorded: Any) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        stem = f"rank_{self._rank}_window_{self._num_traces}"
+        if self._export_type == "stacks":
+            file = self._folder / f"{stem}.stacks.txt"
+            recorded.export_stacks(str(file), "self_cuda_time_total" if self._on_gpu else "self_cpu_time_total")
+        else:
+            file = self._folder / f"{stem}.pt.trace.json.gz"
+            recorded.export_chrome_trace(str(file))
+        return file
 
     def _summary(self, averages: Any) -> str:
         """The operations with the most time of their own, and the share of the time that data was waited for."""
@@ -147,7 +157,10 @@ def recorded_memory(file: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+            log.info("memory: %s", file)
+        except (OSError, RuntimeError) as error:  # the run, or its own error, is worth more
+            log.warning("no history of memory was written to %s: %s", file, error)
         torch.cuda.memory._record_memory_history(enabled=None)
-        log.info("memory: %s", file)

@@ -104,7 +104,7 @@ class Guarded:
                 step, action = self._waiting.get()
                 if step > service.last_step:
                     action(service)
-        except Exception as error:  # noqa: BLE001 - of whatever kind, training goes on
+        except BaseException as error:  # noqa: BLE001 - of whatever kind, an exit too, training goes on
             self._leave_alone(f"{type(error).__name__}: {without_secrets(str(error))}")
 
     def _leave_alone(self, why: str) -> None:
@@ -178,7 +178,8 @@ class WandbService:
             ),
         )
         # Offline, nobody but we knows what was logged.
-        self.last_step = self._run.starting_step - 1 if self._run.resumed else facts.known
+        unknown = facts.known if self._run.offline else -1
+        self.last_step = self._run.starting_step - 1 if self._run.resumed else unknown
 
     def log(self, metrics: Metrics, *, step: int) -> None:
         """All numbers of a step at once."""
@@ -206,7 +207,8 @@ class MlflowService:
         self._client: Any = mlflow.MlflowClient()
         with suppress(MlflowException):  # it is there, or another run has just made it
             self._client.create_experiment(facts.project)
-        experiment = self._client.get_experiment_by_name(facts.project).experiment_id
+        found: Any = self._client.get_experiment_by_name(facts.project)
+        experiment = found.experiment_id
         same = self._client.search_runs([experiment], f"tags.burnish_run = '{facts.identity}'")
         if same:
             self._run = same[0].info.run_id

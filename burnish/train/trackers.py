@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -109,9 +110,13 @@ def _move_aside(files: Sequence[Path]) -> None:
 
 def _appending(file: Path) -> TextIO:
     """``file`` at its end; a killed run's last line does not swallow the next one."""
-    torn = file.exists() and not file.read_bytes().endswith(b"\n")
+    torn = False
+    if file.exists() and file.stat().st_size:
+        with file.open("rb") as written:
+            written.seek(-1, os.SEEK_END)
+            torn = written.read() != b"\n"
     stream: TextIO = file.open("a", encoding="utf-8")
-    if torn and file.stat().st_size:
+    if torn:
         stream.write("\n")
     return stream
 

@@ -139,3 +139,17 @@ def test_a_prompt_that_the_model_has_no_room_for(config):
     (problem,) = check(config(eval_generate=asked)).problems
     assert problem.key == "eval_generate.prompts"
     assert "positions" in problem.message
+
+
+def test_sources_in_their_order_are_passed_one_after_the_other(config, tmp_path):
+    files = [write_jsonl(tmp_path / f"{n}.jsonl", [chat("question", "answer")] * n) for n in (6, 2)]
+    sources = {"train_datasets": [str(file) for file in files], "sampler": "sequential", "batch_size": 1}
+    assert check(config(num_epochs=1, **sources)).plan.passes == (1.0, 1.0)
+    assert check(config(num_steps=3, **sources)).plan.passes == (0.5, 0.0)
+    assert check(config(num_steps=7, **sources)).plan.passes == (1.0, 0.5)
+    assert check(config(num_steps=11, **sources)).plan.passes == (1.5, 1.0)
+
+
+def test_problems_of_keys_hide_none_of_the_data(config):
+    found = check(config(eval_interval=3, train_datasets=["/no/rows.jsonl"])).problems
+    assert [problem.key for problem in found] == ["eval_interval", "train data"]

@@ -36,7 +36,7 @@ def test_of_a_repeated_step_the_last_line_counts_whole(tmp_path):
     assert points(run.curves["train/lr"]) == [(2, 0.5)]
     assert points(run.curves["timing/eval"]) == [(1, 9.0)]
     assert "eval/a" not in run.curves, "a text is no metric"
-    assert points(run.curves["eval/n"]) == [], "the step's last line knows nothing of it"
+    assert "eval/n" not in run.curves, "the step's last line knows nothing of it"
     assert run.torn_lines == 0
 
 
