@@ -67,5 +67,10 @@ def test_a_dummy_run_is_full_and_leaves_the_run_alone(tmp_path, run, layout):
         assert step["train/packing_efficiency"] == 1.0
     assert "3 steps held at most" in result.stderr
     assert {file.name for file in (tmp_path / "runs").iterdir()} == {"sft-dummy"}
-    assert {file.name for file in (tmp_path / "runs/sft-dummy").iterdir()} == {"metrics.jsonl", "config.yaml"}
+    assert {file.name for file in (tmp_path / "runs/sft-dummy").iterdir()} == {
+        "metrics.jsonl",
+        "config.yaml",
+        "data.json",
+        "report.html",
+    }
     assert not (tmp_path / "ckpt").exists()
