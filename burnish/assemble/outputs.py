@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from burnish.assemble.data import image_reader
-from burnish.assemble.facts import write_facts
+from burnish.assemble.facts import CONFIG_FILE, write_facts
 from burnish.backends.comm import Ranks
 from burnish.config import SFTConfig
 from burnish.config.choices import TrackerName
@@ -24,7 +24,7 @@ from burnish.train.export import Exporter
 from burnish.train.profiling import Profiler, Window
 from burnish.train.progress import Progress
 from burnish.train.services import RunFacts, open_service
-from burnish.train.trackers import ConsoleTracker, JsonlTracker, Tracker, Trackers
+from burnish.train.trackers import METRICS_FILE, ConsoleTracker, JsonlTracker, Tracker, Trackers
 
 
 def run_folder(config: SFTConfig) -> Path:
@@ -83,8 +83,8 @@ def build_trackers(
     if ranks.rank:
         return Trackers([], identity=identity)
     folder = run_folder(config)
-    jsonl = JsonlTracker(folder / "metrics.jsonl", resumed=progress.step > 0)
-    (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    jsonl = JsonlTracker(folder / METRICS_FILE, resumed=progress.step > 0)
+    (folder / CONFIG_FILE).write_text(config.to_yaml(), encoding="utf-8")
     public = config.to_public()
     facts = RunFacts(
         folder=folder,

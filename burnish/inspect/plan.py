@@ -13,7 +13,7 @@ import torch
 
 from burnish.assemble.data import build_stream, count_steps, open_source
 from burnish.assemble.dummy import dummy_of, dummy_rows
-from burnish.assemble.model import model_card, model_problems, plan_layout
+from burnish.assemble.model import flops_counter, model_card, model_problems, plan_layout
 from burnish.assemble.run import build_callbacks, build_checkpointer, build_questions, find_start
 from burnish.backends.comm import alone, device_count, device_type
 from burnish.config import SFTConfig, find_problems
@@ -25,7 +25,7 @@ from burnish.data.stream import BatchStream
 from burnish.errors import BurnishError, ConfigError, Problem
 from burnish.inspect.cautions import find_cautions
 from burnish.inspect.memory import USABLE, Load, MemoryEstimate, checkpoint_bytes, estimate_memory, readable_size
-from burnish.models.flops import Device, peak_flops, step_flops
+from burnish.models.flops import Device, peak_flops
 from burnish.models.load import ModelCard
 
 MFU = 0.4
@@ -300,17 +300,11 @@ def _plan(config: SFTConfig, stream: BatchStream, layout: Layout) -> Plan:
 
 def _flops(config: SFTConfig, card: ModelCard, stores: Sequence[Store | RandomStore], plan: Plan) -> float:
     """Of the whole run, as ``train/mfu`` counts them."""
-    adapted = config.model.lora.rank > 0
+    count = flops_counter(config, card)
+    images = [store.num_patches[store.num_patches > 0] for store in stores]
     passes = [
-        step_flops(
-            card,
-            lengths=store.lengths,
-            num_targets=int(store.target_counts.sum()),
-            patches=store.num_patches[store.num_patches > 0],
-            frozen=adapted,
-            tower_frozen=adapted or "vision" in config.model.freeze,
-        )
-        for store in stores
+        count(lengths=store.lengths, num_targets=int(store.target_counts.sum()), patches=patches)
+        for store, patches in zip(stores, images, strict=True)
     ]
     return float(np.dot(plan.passes, passes))
 
