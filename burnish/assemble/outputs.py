@@ -15,6 +15,7 @@ from burnish.config.choices import TrackerName
 from burnish.data.example import ExampleStore
 from burnish.data.store import Store
 from burnish.errors import ConfigError, Problem, StorageError
+from burnish.log import get_logger
 from burnish.models.load import ModelCard, read_tokenizer
 from burnish.storage.bucket import open_bucket
 from burnish.storage.cache import cache_root
@@ -25,6 +26,14 @@ from burnish.train.profiling import Profiler, Window
 from burnish.train.progress import Progress
 from burnish.train.services import RunFacts, open_service
 from burnish.train.trackers import METRICS_FILE, ConsoleTracker, JsonlTracker, Tracker, Trackers
+
+log = get_logger(__name__)
+
+
+def kept_nowhere(config: SFTConfig) -> str:
+    """What is to be said of a run that saves no weights; nothing of others."""
+    said = "ckpt_path is empty and hf_save_interval 0: the trained weights are kept nowhere"
+    return "" if config.ckpt_path or config.hf_save_interval else said
 
 
 def run_folder(config: SFTConfig) -> Path:
@@ -40,9 +49,13 @@ def export_place(config: SFTConfig) -> str:
 def require_writable(config: SFTConfig) -> None:
     """Write where the run will write, in folders that are made and in buckets; it must not find out at its first save.
 
+    Of one that will save no weights it says so.
+
     Raises:
         ConfigError: with all that cannot be written.
     """
+    if (said := kept_nowhere(config)) and not config.dummy_run_full_ctx:
+        log.warning(said)
     places = {"log_dir": str(run_folder(config))}
     if config.ckpt_path:
         places["ckpt_path"] = config.ckpt_path

@@ -123,6 +123,8 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     stream = build_stream(config, card, stores, layout=layout)
     num_steps = count_steps(config, steps_per_epoch=stream.steps_per_epoch)
     checkpointer = build_checkpointer(config, stores, ranks)
+    if not config.resume_from:
+        checkpointer.begin_afresh()
     start, state = find_start(config, checkpointer)
     with ExitStack() as stack:
         if config.record_memory:
@@ -212,6 +214,8 @@ def _restore(state: Mapping[str, Any] | None, *, stream: BatchStream, callbacks:
     stream.resume(state["cursor"])
     callbacks.load_state_dicts(state["callbacks"])
     log.info("resumed after step %d of %d", progress.step, num_steps)
+    if progress.step >= num_steps:
+        log.info("there is nothing left to do; to go on, give more num_steps or num_epochs")
     if state["num_steps"] != num_steps:
         log.info("the learning rate's horizon is %d steps now; it was %d", num_steps, state["num_steps"])
     return progress

@@ -2,12 +2,14 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from burnish.config.elsewhere import ELSEWHERE
 from burnish.config.flow import ReadError
 from burnish.config.values import is_none, read_as
 from burnish.errors import Problem
@@ -58,7 +60,7 @@ def _section_in(field: FieldInfo) -> type[Section] | None:
 
 def explain(error: ValidationError, *, known: Iterable[str]) -> list[Problem]:
     """What pydantic found, as Problems; ``known`` are the dotted names that an unknown key is compared with."""
-    candidates = {key: key for key in known} | ELSEWHERE
+    candidates = {key: key for key in known} | _elsewhere()
     return [_problem(finding, candidates) for finding in error.errors(include_url=False)]
 
 
@@ -81,9 +83,16 @@ def _problem(finding: Mapping[str, Any], candidates: Mapping[str, str]) -> Probl
             return Problem(key, value, "is a section, not a value", f"write {key}.name=value")
 
 
+@cache
+def _elsewhere() -> dict[str, str]:
+    """What other trainers call a key: by their name ours, or a sentence."""
+    table = yaml.safe_load(Path(__file__).with_name("elsewhere.yaml").read_text(encoding="utf-8"))
+    return {name: ours for ours, names in table.items() for name in names.split()}
+
+
 def _instead(key: str, candidates: Mapping[str, str]) -> str:
     last = key.rpartition(".")[2]
-    near = last if last in ELSEWHERE else max(candidates, key=lambda candidate: _likeness(key, candidate))
+    near = last if last in _elsewhere() else max(candidates, key=lambda candidate: _likeness(key, candidate))
     if max(_likeness(last, near)[0], _likeness(key, near)[0]) < _ALIKE:
         return "leave it out; burnish train --help lists all keys"
     found = candidates[near]

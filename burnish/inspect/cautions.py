@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from burnish.assemble.model import tokenizer_settings
+from burnish.assemble.outputs import kept_nowhere
 from burnish.config import SFTConfig
 from burnish.data.manifest import require_same
 from burnish.data.store import Store
@@ -121,8 +122,8 @@ def _of_run(config: SFTConfig, *, num_steps: int, checkpoint_bytes: int) -> Iter
     warmup = config.optimizer_config.num_warmup_steps
     if warmup >= max(1, num_steps):
         yield f"optimizer_config.num_warmup_steps={warmup:g}: the run has {num_steps} steps, and never reaches lr"
-    if not config.ckpt_path and not config.hf_save_interval:
-        yield "ckpt_path is empty and hf_save_interval 0: the trained weights are kept nowhere"
+    if said := kept_nowhere(config):
+        yield said
     if config.ckpt_path and not is_remote(config.ckpt_path):
         place = Path(config.ckpt_path).expanduser().absolute()
         free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free

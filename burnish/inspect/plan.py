@@ -94,7 +94,9 @@ class CheckReport:
             "data": [line for source, times in drawn for line in _describe(source, "train", times)]
             + [line for source in self.eval_sources for line in _describe(source, "eval", None)],
             "run": _table(_of_plan(self.plan) | self._time()),
-            f"memory of a rank, of {self.num_ranks}": _table(_of_memory(self.memory) | self._verdict()),
+            f"memory of a rank, one of {self.num_ranks} (placement.num_gpus_per_node)": _table(
+                _of_memory(self.memory) | self._verdict()
+            ),
             "warnings": [f"  {text}" for text in self.warnings],
         }
         return "\n".join(line for title, lines in blocks.items() if lines for line in (title, *lines))
@@ -214,8 +216,10 @@ def _noted(problems: list[Problem], key: str, value: Any) -> Iterator[None]:
     except ConfigError as error:
         problems += error.problems
     except BurnishError as error:
-        place = "" if error.where == value else f"{error.where}: "
-        problems.append(Problem(key, value, place + error.problem, error.fix))
+        message = error.problem if error.where == value else f"{error.where}: {error.problem}"
+        # What is wrong with a template, say, is wrong for each dataset.
+        if error.where == value or message not in [problem.message for problem in problems]:
+            problems.append(Problem(key, value, message, error.fix))
 
 
 def _missing(config: SFTConfig) -> Iterator[Problem]:
