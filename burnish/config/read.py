@@ -36,8 +36,8 @@ def load_config(file: Path | None, overrides: Sequence[str] = (), *, purpose: Pu
             of a config that can be read ``find_problems`` tells those.
     """
     problems: list[Problem] = []
-    written = _leaves(_read_yaml(file) if file is not None else {}, problems)
     given = _read_words(overrides, problems)
+    written = _leaves(_read_yaml(file, problems) if file is not None else {}, problems)
     for name, rival in _RIVALS:
         if not is_none(given.get(name)) and rival not in given and is_none(written.get(name)):
             written.pop(rival, None)
@@ -52,11 +52,11 @@ def load_config(file: Path | None, overrides: Sequence[str] = (), *, purpose: Pu
     return config
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def _read_yaml(file: Path, problems: Sequence[Problem]) -> dict[str, Any]:
     """What ``file`` holds.
 
     Raises:
-        ConfigError: it cannot be read; of what was to be in it nothing is known.
+        ConfigError: it cannot be read, and of what was to be in it nothing is known; holds ``problems`` too.
     """
     reader = _Yaml(file)
     try:
@@ -67,7 +67,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, RecursionError) as error:
         values, (message, fix) = "", _not_yaml(error)
     if reader.twice or not (isinstance(values, dict) or values is None):
-        raise ConfigError(reader.twice or [Problem(str(file), None, message, fix)])
+        raise ConfigError([*(reader.twice or [Problem(str(file), None, message, fix)]), *problems])
     return values or {}
 
 

@@ -16,7 +16,7 @@ from burnish.errors import Problem
 
 SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 """Pydantic's names of limits."""
-_ALIKE = 0.6
+_ALIKE = 0.7
 """Names less alike than this have nothing to do with each other."""
 
 
