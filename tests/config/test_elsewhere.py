@@ -93,5 +93,5 @@ def test_the_page_says_the_same():
         ]
         if not any(agree):
             wrong[name] = said
-    assert wrong == {}
+    assert wrong == {}, wrong
     assert len(rows) > 60
