@@ -63,7 +63,9 @@ def test_what_the_table_names_is_there():
     assert {ours for ours in TABLE if " " not in ours} <= KNOWN
     assert {name for names in TABLE.values() for name in names.split()} & KNOWN == set()
     plain = PAGE.replace("`", "")
-    assert [ours for ours in TABLE if ours.startswith("leave") and ours.removeprefix("leave it out: ") not in plain] == []
+    assert [
+        ours for ours in TABLE if ours.startswith("leave") and ours.removeprefix("leave it out: ") not in plain
+    ] == []
 
 
 def rows_of_the_page():
@@ -72,7 +74,9 @@ def rows_of_the_page():
         if not line.startswith("| ") or line.startswith("| claim"):
             continue
         theirs, ours, differs = (cell.strip() for cell in line.strip("|").split("|"))
-        names = [found[1] for text in re.findall("`([^`]+)`", theirs) if (found := re.match(r"([a-z]\w*)(?=[=:]|$)", text))]
+        names = [
+            found[1] for text in re.findall("`([^`]+)`", theirs) if (found := re.match(r"([a-z]\w*)(?=[=:]|$)", text))
+        ]
         keys, section = set(), ""
         for key in re.findall(r"`([\w.]+)[^`]*`", ours):
             section = section if key.startswith(".") else key.rpartition(".")[0]

@@ -184,7 +184,10 @@ def test_an_empty_file_changes_nothing(tmp_path, text):
     ("text", "said"),
     [
         ("num_steps: [\n", "{file}: line 2 is not YAML: while parsing a flow node (line 2): expected the node content"),
-        ("tags: {a: b\nx: y\n", "{file}: line 2 is not YAML: while parsing a flow mapping (line 1): expected ',' or '}'"),
+        (
+            "tags: {a: b\nx: y\n",
+            "{file}: line 2 is not YAML: while parsing a flow mapping (line 1): expected ',' or '}'",
+        ),
         ("a: b: c\n", "{file}: line 1 is not YAML: mapping values are not allowed here"),
         ("num_steps: 5\nseed: 1\nnum_steps: 6\n", "num_steps: is given twice, again in {file}, line 3"),
         ("- a\n", "{file}: holds a list or a text, not keys"),

@@ -108,14 +108,21 @@ def test_a_disk_without_room_for_a_checkpoint(warnings, tmp_path, monkeypatch):
 
 
 def test_a_run_says_at_its_start_what_is_not_meant(tmp_path, model_dir, caplog):
-    store, keys = write_jsonl(tmp_path / "store.jsonl", rows_of(0, 8)), {"batch_size": 4, "log_dir": str(tmp_path / "runs")}
+    store, keys = (
+        write_jsonl(tmp_path / "store.jsonl", rows_of(0, 8)),
+        {"batch_size": 4, "log_dir": str(tmp_path / "runs")},
+    )
     data = {"model": {"path": str(model_dir)}, "pretokenized_dataset_paths": [str(store)], "num_workers": 0}
 
     def said(**own):
         caplog.clear()
-        with caplog.at_level("INFO", logger="burnish"), joined("cpu") as ranks:
-            with build_run(SFTConfig(**data, **keys, **own), ranks=ranks, interrupted=lambda: False) as trainer:
-                trainer.train()
+        config = SFTConfig(**data, **keys, **own)
+        with (
+            caplog.at_level("INFO", logger="burnish"),
+            joined("cpu") as ranks,
+            build_run(config, ranks=ranks, interrupted=lambda: False) as trainer,
+        ):
+            trainer.train()
         texts = [record.getMessage() for record in caplog.records]
         return [text for text in texts if any(word in text for word in ("kept nowhere", "afresh", "nothing left"))]
 
