@@ -70,7 +70,8 @@ class Problem:
     """What to write instead."""
 
     def __str__(self) -> str:
-        return f"{self.key}={self.value!r}: {self.message}\n    fix: {self.fix}"
+        value = "" if self.value is None else f"={self.value!r}"
+        return f"{self.key}{value}: {self.message}\n    fix: {self.fix}"
 
 
 class ConfigError(BurnishError):

@@ -23,7 +23,7 @@ from burnish.log import get_logger
 
 log = get_logger(__name__)
 
-DATA_FILE = "data.json"
+CONFIG_FILE, DATA_FILE = "config.yaml", "data.json"
 _SAMPLES, _MOST_SAMPLES = 4, 8
 """Rows shown; the second where there are so many sources, one of each."""
 _LONGEST, _MOST_SPANS = 400, 200

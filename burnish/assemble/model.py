@@ -1,6 +1,8 @@
 """The rules between a config, its model and this machine, and what tokenizes its rows."""
 
 import os
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 
 from burnish.backends.comm import device_count, device_type
@@ -14,6 +16,7 @@ from burnish.config.rules_devices import planned_world
 from burnish.data.packing import Layout
 from burnish.data.tokenize import TokenizerSettings
 from burnish.errors import ConfigError, Problem
+from burnish.models.flops import step_flops
 from burnish.models.load import ModelCard, bring_model, read_card, read_config
 from burnish.storage.cache import Caching
 
@@ -193,6 +196,12 @@ def lora_settings(config: SFTConfig) -> LoraSettings | None:
     """What adapters the model gets; None where all weights are trained."""
     lora = config.model.lora
     return LoraSettings(**lora.model_dump()) if lora.rank else None
+
+
+def flops_counter(config: SFTConfig, card: ModelCard) -> Callable[..., float]:
+    """``step_flops`` of this run; it takes ``lengths``, ``patches`` and ``num_targets``."""
+    adapted = config.model.lora.rank > 0
+    return partial(step_flops, card, frozen=adapted, tower_frozen=adapted or "vision" in config.model.freeze)
 
 
 def cache_settings(config: SFTConfig) -> Caching:

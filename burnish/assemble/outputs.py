@@ -8,13 +8,14 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from burnish.assemble.data import image_reader
-from burnish.assemble.facts import write_facts
+from burnish.assemble.facts import CONFIG_FILE, write_facts
 from burnish.backends.comm import Ranks
 from burnish.config import SFTConfig
 from burnish.config.choices import TrackerName
 from burnish.data.example import ExampleStore
 from burnish.data.store import Store
 from burnish.errors import ConfigError, Problem, StorageError
+from burnish.log import get_logger
 from burnish.models.load import ModelCard, read_tokenizer
 from burnish.storage.bucket import open_bucket
 from burnish.storage.cache import cache_root
@@ -24,7 +25,15 @@ from burnish.train.export import Exporter
 from burnish.train.profiling import Profiler, Window
 from burnish.train.progress import Progress
 from burnish.train.services import RunFacts, open_service
-from burnish.train.trackers import ConsoleTracker, JsonlTracker, Tracker, Trackers
+from burnish.train.trackers import METRICS_FILE, ConsoleTracker, JsonlTracker, Tracker, Trackers
+
+log = get_logger(__name__)
+
+
+def kept_nowhere(config: SFTConfig) -> str:
+    """What is to be said of a run that saves no weights; nothing of others."""
+    said = "ckpt_path is empty and hf_save_interval 0: the trained weights are kept nowhere"
+    return "" if config.ckpt_path or config.hf_save_interval else said
 
 
 def run_folder(config: SFTConfig) -> Path:
@@ -40,9 +49,13 @@ def export_place(config: SFTConfig) -> str:
 def require_writable(config: SFTConfig) -> None:
     """Write where the run will write, in folders that are made and in buckets; it must not find out at its first save.
 
+    Of one that will save no weights it says so.
+
     Raises:
         ConfigError: with all that cannot be written.
     """
+    if (said := kept_nowhere(config)) and not config.dummy_run_full_ctx:
+        log.warning(said)
     places = {"log_dir": str(run_folder(config))}
     if config.ckpt_path:
         places["ckpt_path"] = config.ckpt_path
@@ -83,8 +96,8 @@ def build_trackers(
     if ranks.rank:
         return Trackers([], identity=identity)
     folder = run_folder(config)
-    jsonl = JsonlTracker(folder / "metrics.jsonl", resumed=progress.step > 0)
-    (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    jsonl = JsonlTracker(folder / METRICS_FILE, resumed=progress.step > 0)
+    (folder / CONFIG_FILE).write_text(config.to_yaml(), encoding="utf-8")
     public = config.to_public()
     facts = RunFacts(
         folder=folder,

@@ -9,11 +9,7 @@ from typing import Any
 from burnish.assemble.backend import build_backend
 from burnish.assemble.data import build_eval_sets, build_stream, count_steps, open_evals, open_train
 from burnish.assemble.dummy import MemorySpoken, dummy_of, dummy_rows
-from burnish.assemble.model import (
-    plan_layout,
-    require_valid,
-    tokenizer_settings,
-)
+from burnish.assemble.model import flops_counter, plan_layout, require_valid, tokenizer_settings
 from burnish.assemble.outputs import (
     build_exporter,
     build_profiler,
@@ -30,7 +26,6 @@ from burnish.data.store import Store
 from burnish.data.stream import BatchStream
 from burnish.errors import ConfigError, DataError, Problem
 from burnish.log import get_logger
-from burnish.models.flops import step_flops
 from burnish.models.load import ModelCard
 from burnish.storage.cache import private_folder, share_private_folder
 from burnish.train.cadence import NEVER, Cadence
@@ -128,6 +123,8 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     stream = build_stream(config, card, stores, layout=layout)
     num_steps = count_steps(config, steps_per_epoch=stream.steps_per_epoch)
     checkpointer = build_checkpointer(config, stores, ranks)
+    if not config.resume_from:
+        checkpointer.begin_afresh()
     start, state = find_start(config, checkpointer)
     with ExitStack() as stack:
         if config.record_memory:
@@ -200,20 +197,12 @@ def _step_metrics(
     ranks: Ranks,
     peak_flops: float | None,
 ) -> StepMetrics:
-    adapted = config.model.lora.rank > 0
     return StepMetrics(
         source_names=short_names([store.name for store in stores]),
         draws_per_epoch=stream.draws_per_epoch,
         num_ranks=ranks.world_size,
         data_size=plan_layout(config, rank=ranks.rank, world_size=ranks.world_size).data_size,
-        flops_of=lambda lengths, patches, num_targets: step_flops(
-            card,
-            lengths=lengths,
-            num_targets=num_targets,
-            patches=patches,
-            frozen=adapted,
-            tower_frozen=adapted or "vision" in config.model.freeze,
-        ),
+        flops_of=flops_counter(config, card),
         peak_flops=peak_flops,
     )
 
@@ -225,6 +214,8 @@ def _restore(state: Mapping[str, Any] | None, *, stream: BatchStream, callbacks:
     stream.resume(state["cursor"])
     callbacks.load_state_dicts(state["callbacks"])
     log.info("resumed after step %d of %d", progress.step, num_steps)
+    if progress.step >= num_steps:
+        log.info("there is nothing left to do; to go on, give more num_steps or num_epochs")
     if state["num_steps"] != num_steps:
         log.info("the learning rate's horizon is %d steps now; it was %d", num_steps, state["num_steps"])
     return progress

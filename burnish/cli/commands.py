@@ -114,8 +114,8 @@ def inspect(request: Request) -> int:
     if request.first == "stats":
         return _inspect_stats(request)
     if request.first != "rows":
-        message = "not built yet" if request.first else "is missing"
-        raise ConfigError([Problem("inspect", request.first, message, "write burnish inspect rows, step, or stats")])
+        fix = "write burnish inspect rows, step N, or stats STORE, and RUN.yaml after rows and step N"
+        raise ConfigError([Problem("inspect", request.first or None, "is to be told what to show", fix)])
     row, sample = request.whole("row"), request.whole("sample")
     html = request.local_path("html") if "html" in request.own else None
     config = request.config()

@@ -58,7 +58,7 @@ COMMANDS = {
     ),
     "inspect": Command(
         "show decoded rows, their trained tokens coloured (rows), where the rows of a step of the run stand (step N), or "
-        "the manifest and histograms of a store (stats STORE); packs, plan, memory are not built yet",
+        "the manifest and histograms of a store (stats STORE)",
         commands.inspect,
         first="rows|step N|stats",
         own={"row": "number of the one row to show", "sample": "how many rows, drawn", "html": "page to write instead"},

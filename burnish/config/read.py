@@ -35,9 +35,9 @@ def load_config(file: Path | None, overrides: Sequence[str] = (), *, purpose: Pu
         ConfigError: something cannot be read. It then also holds the rules between keys that the rest breaks;
             of a config that can be read ``find_problems`` tells those.
     """
-    content, problems = _read_yaml(file) if file is not None else ({}, [])
-    written = _leaves(content, problems)
+    problems: list[Problem] = []
     given = _read_words(overrides, problems)
+    written = _leaves(_read_yaml(file, problems) if file is not None else {}, problems)
     for name, rival in _RIVALS:
         if not is_none(given.get(name)) and rival not in given and is_none(written.get(name)):
             written.pop(rival, None)
@@ -52,19 +52,31 @@ def load_config(file: Path | None, overrides: Sequence[str] = (), *, purpose: Pu
     return config
 
 
-def _read_yaml(file: Path) -> tuple[dict[str, Any], list[Problem]]:
-    """What ``file`` holds, and what is wrong with the writing."""
+def _read_yaml(file: Path, problems: Sequence[Problem]) -> dict[str, Any]:
+    """What ``file`` holds.
+
+    Raises:
+        ConfigError: it cannot be read, and of what was to be in it nothing is known; holds ``problems`` too.
+    """
     reader = _Yaml(file)
     try:
         values = reader.value(yaml.compose(file.read_bytes(), Loader=yaml.BaseLoader))
+        message, fix = "holds a list or a text, not keys", "write one 'key: value' a line"
     except OSError as error:
-        return {}, [Problem(str(file), None, f"cannot be read: {error.strerror}", "give the path of a file")]
+        values, message, fix = "", f"cannot be read: {error.strerror}", "give the path of a file"
     except (yaml.YAMLError, RecursionError) as error:
-        return {}, [Problem(str(file), None, f"is not YAML: {error}", "quote texts with ': ' or ' #' in them")]
-    if isinstance(values, dict) or values is None:
-        return values or {}, reader.twice
-    text = "holds a list or a text, not keys"
-    return {}, [Problem(str(file), None, text, "write one 'key: value' a line")]
+        values, (message, fix) = "", _not_yaml(error)
+    if reader.twice or not (isinstance(values, dict) or values is None):
+        raise ConfigError([*(reader.twice or [Problem(str(file), None, message, fix)]), *problems])
+    return values or {}
+
+
+def _not_yaml(error: Exception) -> tuple[str, str]:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"is not YAML: {error}", "write UTF-8 text, one 'key: value' a line"
+    begun = f"{error.context} (line {error.context_mark.line + 1}): " if error.context_mark else ""
+    fix = "see to brackets, quotes and indentation there and just before; quote texts with ': ' or ' #' in them"
+    return f"line {error.problem_mark.line + 1} is not YAML: {begun}{error.problem}", fix
 
 
 class _Yaml:
@@ -89,7 +101,7 @@ class _Yaml:
         for key, item in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.YAMLError(f"the key in line {line} is a list or a mapping")
+                raise yaml.MarkedYAMLError(problem="a key is a list or a mapping", problem_mark=key.start_mark)
             inner = f"{name}.{key.value}" if name else str(key.value)
             if inner in self.names:
                 message = f"is given twice, again in {self.file}, line {line}"

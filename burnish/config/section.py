@@ -2,8 +2,11 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
@@ -13,15 +16,8 @@ from burnish.errors import Problem
 
 SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 """Pydantic's names of limits."""
-_ELSEWHERE = {
-    "learning_rate": "optimizer_config.lr",
-    "warmup_steps": "optimizer_config.num_warmup_steps",
-    "gradient_checkpointing": "fsdp_config.activation_checkpointing",
-    "output_dir": "ckpt_path",
-    "save_steps": "ckpt_interval",
-    "report_to": "logger",
-}
-"""What other trainers call a key, where nothing of the name is alike."""
+_ALIKE = 0.7
+"""Names less alike than this have nothing to do with each other."""
 
 
 class Section(BaseModel):
@@ -64,7 +60,7 @@ def _section_in(field: FieldInfo) -> type[Section] | None:
 
 def explain(error: ValidationError, *, known: Iterable[str]) -> list[Problem]:
     """What pydantic found, as Problems; ``known`` are the dotted names that an unknown key is compared with."""
-    candidates = {key: key for key in known} | _ELSEWHERE
+    candidates = {key: key for key in known} | _elsewhere()
     return [_problem(finding, candidates) for finding in error.errors(include_url=False)]
 
 
@@ -80,12 +76,27 @@ def _problem(finding: Mapping[str, Any], candidates: Mapping[str, str]) -> Probl
             limit = f"{SIGNS[name]} {bound:g}"
             return Problem(key, value, f"{value} is not {limit}", f"write a number {limit}")
         case "extra_forbidden":
-            near = candidates[max(candidates, key=lambda candidate: _likeness(key, candidate))]
-            return Problem(key, value, "there is no such key", f"write {near}, the nearest key there is")
+            return Problem(key, value, "there is no such key", _instead(key, candidates))
         case "missing":
             return Problem(key, None, "is required", f"write {key}=...")
         case _:
             return Problem(key, value, "is a section, not a value", f"write {key}.name=value")
+
+
+@cache
+def _elsewhere() -> dict[str, str]:
+    """What other trainers call a key: by their name ours, or a sentence."""
+    table = yaml.safe_load(Path(__file__).with_name("elsewhere.yaml").read_text(encoding="utf-8"))
+    return {name: ours for ours, names in table.items() for name in names.split()}
+
+
+def _instead(key: str, candidates: Mapping[str, str]) -> str:
+    last = key.rpartition(".")[2]
+    near = last if last in _elsewhere() else max(candidates, key=lambda candidate: _likeness(key, candidate))
+    if max(_likeness(last, near)[0], _likeness(key, near)[0]) < _ALIKE:
+        return "leave it out; burnish train --help lists all keys"
+    found = candidates[near]
+    return f"{found}; see docs/moving.md" if " " in found else f"write {found}, the nearest key there is"
 
 
 def _likeness(name: str, candidate: str) -> tuple[float, float]:

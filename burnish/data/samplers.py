@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from importlib import import_module
 from numbers import Real
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -196,7 +197,8 @@ def load_custom_sampler(
         lengths = {"lengths": list(source_lengths)} if len(source_lengths) > 1 and takes_lengths else {}
         sampler = made(dataset, **{**lengths, **kwargs})
     except (ImportError, ValueError, KeyError, TypeError) as error:
-        fix = "give package.module.Class of an importable class that is built as Class(dataset, **sampler_kwargs)"
+        where = f"in {Path.cwd()} or an installed package"
+        fix = f"give package.module.Class of a class {where} that is built as Class(dataset, **sampler_kwargs)"
         raise DataError("sampler_class_path", f"{class_path!r} cannot be built: {error!r}", fix=fix) from error
     if not isinstance(sampler, Sampler):
         missing = [verb for verb in ("__iter__", "__len__", "state_dict", "load_state_dict") if not hasattr(made, verb)]

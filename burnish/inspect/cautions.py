@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from burnish.assemble.model import tokenizer_settings
+from burnish.assemble.outputs import kept_nowhere
 from burnish.config import SFTConfig
 from burnish.data.manifest import require_same
 from burnish.data.store import Store
-from burnish.errors import DataError
+from burnish.errors import DataError, without_secrets
 from burnish.inspect.memory import readable_size
 from burnish.models.load import ModelCard, read_tokenizer
 from burnish.storage.files import is_remote
@@ -44,15 +45,16 @@ def find_cautions(
         num_steps: of the run.
         checkpoint_bytes: what a checkpoint takes on a disk.
     """
-    held = dict.fromkeys([*stores, *evals.values()])
-    return [
-        *(text for store in held for text in _of_store(config, card, store)),
+    found = [
+        *(text for store in (*stores, *evals.values()) for text in _of_store(config, card, store)),
         *(text for store in stores for text in _of_ends(config, card, store)),
         # What a sampler of the user's does after its first steps is not known.
         *(_of_passes(stores, passes) if config.sampler != "custom" else ()),
         *_of_overlap(stores, evals),
         *_of_run(config, num_steps=num_steps, checkpoint_bytes=checkpoint_bytes),
     ]
+    # The data may be trained and evaluated, and its place hold a password.
+    return list(map(without_secrets, dict.fromkeys(found)))
 
 
 def _of_store(config: SFTConfig, card: ModelCard, store: Store) -> Iterator[str]:
@@ -120,8 +122,8 @@ def _of_run(config: SFTConfig, *, num_steps: int, checkpoint_bytes: int) -> Iter
     warmup = config.optimizer_config.num_warmup_steps
     if warmup >= max(1, num_steps):
         yield f"optimizer_config.num_warmup_steps={warmup:g}: the run has {num_steps} steps, and never reaches lr"
-    if not config.ckpt_path and not config.hf_save_interval:
-        yield "ckpt_path is empty and hf_save_interval 0: the trained weights are kept nowhere"
+    if said := kept_nowhere(config):
+        yield said
     if config.ckpt_path and not is_remote(config.ckpt_path):
         place = Path(config.ckpt_path).expanduser().absolute()
         free = shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free

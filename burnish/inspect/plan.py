@@ -13,7 +13,7 @@ import torch
 
 from burnish.assemble.data import build_stream, count_steps, open_source
 from burnish.assemble.dummy import dummy_of, dummy_rows
-from burnish.assemble.model import model_card, model_problems, plan_layout
+from burnish.assemble.model import flops_counter, model_card, model_problems, plan_layout
 from burnish.assemble.run import build_callbacks, build_checkpointer, build_questions, find_start
 from burnish.backends.comm import alone, device_count, device_type
 from burnish.config import SFTConfig, find_problems
@@ -25,7 +25,7 @@ from burnish.data.stream import BatchStream
 from burnish.errors import BurnishError, ConfigError, Problem
 from burnish.inspect.cautions import find_cautions
 from burnish.inspect.memory import USABLE, Load, MemoryEstimate, checkpoint_bytes, estimate_memory, readable_size
-from burnish.models.flops import Device, peak_flops, step_flops
+from burnish.models.flops import Device, peak_flops
 from burnish.models.load import ModelCard
 
 MFU = 0.4
@@ -94,7 +94,9 @@ class CheckReport:
             "data": [line for source, times in drawn for line in _describe(source, "train", times)]
             + [line for source in self.eval_sources for line in _describe(source, "eval", None)],
             "run": _table(_of_plan(self.plan) | self._time()),
-            f"memory of a rank, of {self.num_ranks}": _table(_of_memory(self.memory) | self._verdict()),
+            f"memory of a rank, one of {self.num_ranks} (placement.num_gpus_per_node)": _table(
+                _of_memory(self.memory) | self._verdict()
+            ),
             "warnings": [f"  {text}" for text in self.warnings],
         }
         return "\n".join(line for title, lines in blocks.items() if lines for line in (title, *lines))
@@ -214,8 +216,10 @@ def _noted(problems: list[Problem], key: str, value: Any) -> Iterator[None]:
     except ConfigError as error:
         problems += error.problems
     except BurnishError as error:
-        place = "" if error.where == value else f"{error.where}: "
-        problems.append(Problem(key, value, place + error.problem, error.fix))
+        message = error.problem if error.where == value else f"{error.where}: {error.problem}"
+        # What is wrong with a template, say, is wrong for each dataset.
+        if error.where == value or message not in [problem.message for problem in problems]:
+            problems.append(Problem(key, value, message, error.fix))
 
 
 def _missing(config: SFTConfig) -> Iterator[Problem]:
@@ -300,17 +304,11 @@ def _plan(config: SFTConfig, stream: BatchStream, layout: Layout) -> Plan:
 
 def _flops(config: SFTConfig, card: ModelCard, stores: Sequence[Store | RandomStore], plan: Plan) -> float:
     """Of the whole run, as ``train/mfu`` counts them."""
-    adapted = config.model.lora.rank > 0
+    count = flops_counter(config, card)
+    images = [store.num_patches[store.num_patches > 0] for store in stores]
     passes = [
-        step_flops(
-            card,
-            lengths=store.lengths,
-            num_targets=int(store.target_counts.sum()),
-            patches=store.num_patches[store.num_patches > 0],
-            frozen=adapted,
-            tower_frozen=adapted or "vision" in config.model.freeze,
-        )
-        for store in stores
+        count(lengths=store.lengths, num_targets=int(store.target_counts.sum()), patches=patches)
+        for store, patches in zip(stores, images, strict=True)
     ]
     return float(np.dot(plan.passes, passes))
 

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from burnish.assemble.facts import DATA_FILE, Facts
+from burnish.assemble.facts import CONFIG_FILE, DATA_FILE, Facts
 from burnish.errors import DataError, without_secret_values
 from burnish.log import get_logger
+from burnish.train.trackers import ANSWERS_FILE, METRICS_FILE
 
 log = get_logger(__name__)
 
-METRICS_FILE = "metrics.jsonl"
 _STEP_LIMIT = 2**53
 
 _Read = TypeVar("_Read")
@@ -94,9 +94,9 @@ def _read_run(folder: Path, name: str) -> Run:
     curves, torn_lines = _read_metrics(file)
     if not curves:
         raise DataError(str(file), "holds no step yet", fix="wait for the run's first step, or name another run")
-    given, defaults = _read_config(folder / "config.yaml")
+    given, defaults = _read_config(folder / CONFIG_FILE)
     facts = _whole(folder / DATA_FILE, Facts.model_validate_json) or Facts()
-    return Run(name, folder, curves, torn_lines, given, defaults, facts, _read_answers(folder / "answers.jsonl"))
+    return Run(name, folder, curves, torn_lines, given, defaults, facts, _read_answers(folder / ANSWERS_FILE))
 
 
 def _require_run(folder: Path, file: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from burnish.backends.base import StepResult
@@ -97,16 +98,15 @@ def load_callback(path: str, *, kwargs: Mapping[str, Any]) -> Callback:
         ConfigError: it cannot be imported, is no ``Callback``, or does not take ``kwargs``.
     """
     module, _, name = path.rpartition(".")
+    kind = "a subclass of burnish.train.callbacks.Callback"
+    fix = f"give package.module.Class of {kind} in {Path.cwd()} or an installed package, or {{path: kwargs}}"
     try:
         made = vars(import_module(module))[name](**kwargs)
     except (ImportError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError([Problem("callbacks", path, f"cannot be built: {error!r}", _CALLBACK_FIX)]) from error
+        raise ConfigError([Problem("callbacks", path, f"cannot be built: {error!r}", fix)]) from error
     if not isinstance(made, Callback):
-        raise ConfigError([Problem("callbacks", path, "is not a burnish.train.callbacks.Callback", _CALLBACK_FIX)])
+        raise ConfigError([Problem("callbacks", path, "is not a burnish.train.callbacks.Callback", fix)])
     return made
-
-
-_CALLBACK_FIX = "give package.module.Class of a subclass of burnish.train.callbacks.Callback, or {path: kwargs}"
 
 
 def _class_path(callback: Callback) -> str:

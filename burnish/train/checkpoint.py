@@ -175,6 +175,15 @@ class Checkpointer:
         if self._place:
             self._place.recover(resumed=resume_from == "latest")
 
+    def begin_afresh(self) -> None:
+        """Say that there are checkpoints already where a run that resumes none will put its own."""
+        place = self._place
+        steps = self._ranks.of_first(lambda: place.list().complete) if place else []
+        if place and steps and self._ranks.rank == 0:
+            ways = "give it a ckpt_path of its own, or resume_from=latest to go on"
+            text = "%s: holds checkpoints of another run up to step %d, and this one starts afresh beside them; %s"
+            log.warning(text, place.uri(), max(steps), ways)
+
     def find(self, resume_from: str) -> Path | None:
         """The checkpoint that ``resume_from`` names: ``""``, ``latest`` or the path or URI of a ``global_step_N``.
 

@@ -22,7 +22,7 @@ class StepMetrics:
     num_ranks: int
     data_size: int
     """Parts that a batch is dealt out in; ranks beyond that number compute one together."""
-    flops_of: Callable[[Sequence[int], Sequence[int], int], float]
+    flops_of: Callable[..., float]
     """(lengths of segments, patches of images, number of targets) -> floating-point operations, forward and backward."""
     peak_flops: float | None
     """What one device could do in a second; ``None`` where it is not known (a CPU)."""
@@ -57,7 +57,8 @@ class StepMetrics:
             return None
         num_targets = sum(int((micro_batch.labels != IGNORE).sum()) for micro_batch in batch.micro_batches)
         possible = seconds * self.peak_flops * (self.num_ranks / self.data_size)
-        return self.flops_of(_segment_lengths(batch), _image_patches(batch), num_targets) / possible
+        lengths, patches = _segment_lengths(batch), _image_patches(batch)
+        return self.flops_of(lengths=lengths, patches=patches, num_targets=num_targets) / possible
 
     def _by_source(self, result: StepResult) -> dict[str, float]:
         if len(self.source_names) < 2:

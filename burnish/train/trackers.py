@@ -18,6 +18,7 @@ log = get_logger(__name__)
 
 Metrics = Mapping[str, Any]
 
+METRICS_FILE, ANSWERS_FILE = "metrics.jsonl", "answers.jsonl"
 _PLAIN_SECONDS = 5.0
 
 
@@ -71,7 +72,7 @@ class JsonlTracker:
 
     def __init__(self, file: Path, *, resumed: bool) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._answers = file.with_name("answers.jsonl")
+        self._answers = file.with_name(ANSWERS_FILE)
         if not resumed:
             _move_aside([file, self._answers])
         content = file.read_bytes() if file.exists() else b""

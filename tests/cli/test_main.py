@@ -48,7 +48,11 @@ def test_the_help_of_train_lists_every_key(capsys):
         (["report", "run=a"], "run=a: there is no such folder"),
         (["report", "runs/a", "out=s3://b/x"], "is no local path"),
         (["inspect"], "write burnish inspect rows"),
-        (["inspect", "packs", "run.yaml"], "not built yet"),
+        (
+            ["inspect", "packs", "run.yaml"],
+            "inspect='packs': is to be told what to show\n    fix: write burnish inspect rows, step N",
+        ),
+        (["inspect", "row", "row=3"], "inspect='row': is to be told what to show"),
         (["inspect", "rows", "row=x"], "'x' is not a whole number"),
         (["inspect", "step", "run.yaml"], "'run.yaml' is not a whole number"),
         (["inspect", "step", "3", "row=1", "model.path=m", "train_datasets=d"], "is for burnish inspect rows"),

@@ -180,6 +180,35 @@ def test_an_empty_file_changes_nothing(tmp_path, text):
     assert _load(tmp_path, text) == load()
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("num_steps: [\n", "{file}: line 2 is not YAML: while parsing a flow node (line 2): expected the node content"),
+        (
+            "tags: {a: b\nx: y\n",
+            "{file}: line 2 is not YAML: while parsing a flow mapping (line 1): expected ',' or '}'",
+        ),
+        ("a: b: c\n", "{file}: line 1 is not YAML: mapping values are not allowed here"),
+        ("num_steps: 5\nseed: 1\nnum_steps: 6\n", "num_steps: is given twice, again in {file}, line 3"),
+        ("- a\n", "{file}: holds a list or a text, not keys"),
+    ],
+)
+def test_of_a_file_that_cannot_be_read_nothing_else_is_said(tmp_path, text, said):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    for words in ([], ["num_step=3"]):
+        with pytest.raises(ConfigError) as error:
+            load_config(file, words)
+        assert str(error.value).startswith("config: 1 problem\n  " + said.replace("{file}", str(file)))
+
+
+def test_of_a_file_that_is_not_there_nothing_else_is_said(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load_config(tmp_path / "none.yaml")
+    said = f"{tmp_path}/none.yaml: cannot be read: No such file or directory\n    fix: give the path of a file"
+    assert str(error.value) == f"config: 1 problem\n  {said}"
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "none.yaml", WORDS)

@@ -160,6 +160,13 @@ def test_custom_that_does_not_fit_is_named(path, kwargs, found):
         load_custom_sampler(path, dataset=range(5), kwargs=kwargs, source_lengths=[5])
 
 
+def test_where_a_custom_one_is_looked_for_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError) as error:
+        load_custom_sampler("nowhere.Sampler", dataset=range(5), kwargs={}, source_lengths=[5])
+    assert f"of a class in {tmp_path} or an installed package" in error.value.fix
+
+
 def test_states_are_json_and_small():
     for sampler in (
         RandomSampler(10**9, seed=1),

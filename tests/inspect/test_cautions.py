@@ -5,6 +5,8 @@ import shutil
 import pytest
 
 from burnish.api import tokenize
+from burnish.assemble.run import build_run
+from burnish.backends.comm import joined
 from burnish.config import SFTConfig
 from burnish.inspect.plan import check
 from tests.toys import T3, chat, row, save_model, write_jsonl
@@ -103,6 +105,47 @@ def test_a_disk_without_room_for_a_checkpoint(warnings, tmp_path, monkeypatch):
     ]
     free += 1
     assert warnings(rows_of(0, 40), ckpt_path=str(missing)) == []
+
+
+def test_a_run_says_at_its_start_what_is_not_meant(tmp_path, model_dir, caplog):
+    store, keys = (
+        write_jsonl(tmp_path / "store.jsonl", rows_of(0, 8)),
+        {"batch_size": 4, "log_dir": str(tmp_path / "runs")},
+    )
+    data = {"model": {"path": str(model_dir)}, "pretokenized_dataset_paths": [str(store)], "num_workers": 0}
+
+    def said(**own):
+        caplog.clear()
+        config = SFTConfig(**data, **keys, **own)
+        with (
+            caplog.at_level("INFO", logger="burnish"),
+            joined("cpu") as ranks,
+            build_run(config, ranks=ranks, interrupted=lambda: False) as trainer,
+        ):
+            trainer.train()
+        texts = [record.getMessage() for record in caplog.records]
+        return [text for text in texts if any(word in text for word in ("kept nowhere", "afresh", "nothing left"))]
+
+    place = str(tmp_path / "ckpts")
+    assert said(num_steps=1) == ["ckpt_path is empty and hf_save_interval 0: the trained weights are kept nowhere"]
+    assert said(num_steps=2, ckpt_path=place) == []
+    assert said(num_steps=3, ckpt_path=place, resume_from="latest") == []
+    assert said(num_steps=2, ckpt_path=place, resume_from="latest") == [
+        "there is nothing left to do; to go on, give more num_steps or num_epochs"
+    ]
+    assert said(num_steps=1, ckpt_path=place) == [
+        f"{place}: holds checkpoints of another run up to step 3, and this one starts afresh beside them; give it a "
+        "ckpt_path of its own, or resume_from=latest to go on"
+    ]
+
+
+def test_what_is_wrong_for_every_dataset_is_said_once(tmp_path, model_dir):
+    files = [str(write_jsonl(tmp_path / f"{n}.jsonl", [chat("a", "b")] * 4)) for n in range(3)]
+    keys = {"model": {"path": str(model_dir)}, "num_workers": 0, "cache_dir": str(tmp_path / "cache")}
+    report = check(SFTConfig(**keys, train_datasets=files, chat_template="nofile"))
+    assert [problem.message for problem in report.problems] == [
+        "chat_template=nofile: is neither a template nor a file"
+    ]
 
 
 def test_a_store_of_another_template_and_one_that_says_nothing(tmp_path, model_dir):
