@@ -91,10 +91,14 @@ def _elsewhere() -> dict[str, str]:
 
 
 def _instead(key: str, candidates: Mapping[str, str]) -> str:
+    def nearest(names: Iterable[str]) -> str:
+        return max(names, key=lambda name: _likeness(key, name))
+
     last = key.rpartition(".")[2]
-    near = last if last in _elsewhere() else max(candidates, key=lambda candidate: _likeness(key, candidate))
+    near = last if last in _elsewhere() else nearest(candidates)
     if max(_likeness(last, near)[0], _likeness(key, near)[0]) < _ALIKE:
-        return "leave it out; burnish train --help lists all keys"
+        ours = nearest(name for name in candidates if name not in _elsewhere())
+        return f"leave it out; burnish train --help lists all keys, the nearest in name is {ours}"
     found = candidates[near]
     return f"{found}; see docs/moving.md" if " " in found else f"write {found}, the nearest key there is"
 

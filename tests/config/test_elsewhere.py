@@ -52,11 +52,17 @@ def answer(name):
         ("gradient_accumulation_steps", "leave it out: batch_size is that of a whole step, over all GPUs"),
         ("dataset_text_field", "leave it out: each dataset is told by its columns"),
         ("deepspeed fsdp", "leave it out: strategy=fsdp needs no file beside fsdp_config"),
-        ("zzz ddp_timeout group_by_length hub_revision", "leave it out; burnish train --help lists all keys"),
     ],
 )
 def test_a_key_of_another_trainer_is_answered_by_ours(names, ours):
     assert {name: answer(name) for name in names.split()} == dict.fromkeys(names.split(), ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("ddp_timeout", "model.lora.dropout"), ("group_by_length", "max_length")]
+)
+def test_a_key_like_no_other_is_not_taken_for_its_nearest(name, nearest):
+    assert answer(name) == f"leave it out; burnish train --help lists all keys, the nearest in name is {nearest}"
 
 
 def test_what_the_table_names_is_there():
