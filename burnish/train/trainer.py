@@ -96,6 +96,10 @@ class Trainer:
             self._callbacks.call(Callback.on_train_end, self.progress)
         return self.progress
 
+    def tell_failed(self) -> None:
+        """Tell the trackers, from another thread, that the run has failed; they take nothing more."""
+        self._trackers.close(failed=True)
+
     def _step(self, batch: Batch, *, data_wait: float) -> bool:
         """One optimizer step, and all that is due after it. Returns whether it was the last."""
         started = time.perf_counter()
