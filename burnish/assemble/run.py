@@ -126,9 +126,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     start, state = find_start(config, checkpointer)
     with ExitStack() as stack:
         if config.record_memory:
-            stack.enter_context(
-                recorded_memory(run_folder(config) / f"memory_rank_{ranks.rank}.pickle", device=ranks.device)
-            )
+            stack.enter_context(recorded_memory(run_folder(config), ranks=ranks))
         backend = build_backend(config, ranks=ranks, num_steps=num_steps, num_sources=len(stores))
         stack.callback(backend.close)
         if start:
