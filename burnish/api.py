@@ -24,6 +24,7 @@ from burnish.inspect.plan import CheckReport
 from burnish.launch import local
 from burnish.launch import ray as on_ray
 from burnish.launch.ray_data import run_on_ray
+from burnish.launch.signals import heeded
 from burnish.launch.tasks import Outcome
 from burnish.log import configure_logging, get_logger
 from burnish.models.flops import Device
@@ -189,6 +190,7 @@ def _run(config: SFTConfig, *, purpose: Purpose = Purpose.TRAIN) -> Outcome:
 
 def _report(folder: Path) -> None:
     try:
-        log.info("report: %s", write_report([folder]))
+        with heeded(lambda _: None):  # SIGTERM comes again, or as another rank has ended; SIGKILL is what hurries
+            log.info("report: %s", write_report([folder]))
     except Exception as error:  # noqa: BLE001 - the run is over and saved: nothing about its page makes it a failed one
         log.warning("no report was written: %s", error)

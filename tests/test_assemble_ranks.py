@@ -1,5 +1,6 @@
 """What every rank opens is the same, or the run does not begin."""
 
+import logging
 import platform
 import tempfile
 from functools import partial
@@ -8,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from burnish.assemble.data import open_train
+from burnish.assemble.dummy import MemorySpoken
 from burnish.assemble.model import require_valid
 from burnish.assemble.run import open_data
 from burnish.backends.comm import joined
 from burnish.config import SFTConfig
 from burnish.errors import DataError
 from burnish.storage import cache
+from burnish.train.callbacks import Requests
+from burnish.train.progress import Progress
 from tests.ranks import on_ranks
 from tests.toys import chat, write_jsonl
 
@@ -73,3 +77,26 @@ def test_without_a_cache_a_node_has_one_private_folder(tmp_path, model_dir, chat
     assert found[0] == found[1]
     assert len({Path(file).relative_to(tmp_path / "tmp").parts[0] for file in found[0]}) == 1
     assert len([file for file in found[0] if "rows-" in file]) == 1, "one of them has tokenized"
+
+
+def peak_said(peaks: list[float]) -> list[str]:
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    log = logging.getLogger("burnish.assemble.dummy")
+    log.addHandler(handler)
+    log.setLevel("INFO")
+    try:
+        with joined("cpu") as ranks:
+            spoken = MemorySpoken(ranks)
+            for peak in (peaks[ranks.rank], 0.5):
+                spoken.on_log(Progress(), Requests(), metrics={"train/memory_peak_gib": peak})
+            spoken.on_train_end(Progress(step=3), Requests())
+    finally:
+        log.removeHandler(handler)
+    return said
+
+
+def test_a_dummy_run_tells_the_peak_of_the_rank_that_held_most():
+    said = ["the dummy run's 3 steps held at most 7.25 GiB on a rank"]
+    assert on_ranks(2, peak_said, [1.0, 7.25]) == [said, said]

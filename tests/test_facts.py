@@ -100,3 +100,12 @@ def test_rows_that_cannot_be_shown_end_no_run(tmp_path, model_dir, noted, caplog
     facts = json.loads((tmp_path / "data.json").read_text())
     assert (facts["sources"], facts["samples"]) == (whole["sources"], [])
     assert "no rows are kept for the report: no such tokenizer" in caplog.text
+
+
+def test_no_tokenizer_is_read_where_no_row_is_shown(tmp_path, caplog):
+    def unread():
+        raise AssertionError
+
+    write_facts(tmp_path, stores=[], evals={}, tokenizer=unread, reader=unread, image_token_id=None, seed=1)
+    assert json.loads((tmp_path / "data.json").read_text()) == {"sources": [], "eval_sources": [], "samples": []}
+    assert caplog.messages == []

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from burnish.backends.comm import Ranks
 from burnish.config import SFTConfig
 from burnish.config.loop import GenerateConfig
 from burnish.data.random_rows import RandomStore
@@ -53,13 +54,14 @@ def dummy_rows(config: SFTConfig, card: ModelCard) -> RandomStore:
 class MemorySpoken(Callback):
     """Says at the end what a dummy run is made for."""
 
-    def __init__(self) -> None:
-        self._peak_gib = 0.0
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self._peak_gib = ranks, 0.0
 
     def on_log(self, progress: Progress, requests: Requests, *, metrics: Mapping[str, Any]) -> None:
         """Keep the peak."""
         self._peak_gib = max(self._peak_gib, metrics["train/memory_peak_gib"])
 
     def on_train_end(self, progress: Progress, requests: Requests) -> None:
-        """Say it."""
-        log.info("the dummy run's %d steps held at most %.2f GiB on this rank", progress.step, self._peak_gib)
+        """Say that of the rank that held most."""
+        peak_gib = max(self._ranks.gather(self._peak_gib))
+        log.info("the dummy run's %d steps held at most %.2f GiB on a rank", progress.step, peak_gib)

@@ -64,20 +64,20 @@ def write_facts(
     image_token_id: int | None,
     seed: int,
 ) -> None:
-    """Write ``DATA_FILE`` to ``folder``; what cannot be read of the samples is a warning.
+    """Write ``DATA_FILE`` to ``folder``, without samples and with a warning where one cannot be read.
 
     Args:
         folder: of the run.
         stores: the training data.
         evals: the evaluation sets.
-        tokenizer: called where there are samples.
+        tokenizer: called where there are ``stores``.
         reader: called where these have images.
         image_token_id: placeholder of images; ``None`` for a model without.
         seed: draws the samples.
     """
     samples = []
     try:
-        decoded = {"tokenizer": tokenizer(), "image_token_id": image_token_id}
+        decoded = {"tokenizer": tokenizer(), "image_token_id": image_token_id} if stores else {}
         samples = [_sample(stores, *place, decoded=decoded, reader=reader) for place in _drawn(stores, seed)]
     except Exception as error:  # noqa: BLE001 - only a page lacks them; whatever is wrong with a row, its step will say
         log.warning("no rows are kept for the report: %s", error)

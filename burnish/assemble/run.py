@@ -29,7 +29,7 @@ from burnish.log import get_logger
 from burnish.models.load import ModelCard
 from burnish.storage.cache import private_folder, share_private_folder
 from burnish.train.cadence import NEVER, Cadence
-from burnish.train.callbacks import Callbacks, load_callback
+from burnish.train.callbacks import Callback, Callbacks, load_callback
 from burnish.train.checkpoint import Checkpointer
 from burnish.train.generation import Questions
 from burnish.train.metrics import StepMetrics, short_names
@@ -40,9 +40,8 @@ from burnish.train.trainer import Trainer
 log = get_logger(__name__)
 
 
-def build_callbacks(config: SFTConfig) -> Callbacks:
-    """The user's own, and what a dummy run has to say."""
-    own = [MemorySpoken()] if config.dummy_run_full_ctx else []
+def build_callbacks(config: SFTConfig, *, own: Sequence[Callback] = ()) -> Callbacks:
+    """The user's, after our ``own``."""
     return Callbacks([*own, *(load_callback(path, kwargs=kwargs) for path, kwargs in config.callback_specs)])
 
 
@@ -116,7 +115,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     log.info("effective config:\n%s", config.to_yaml())
     if ranks.rank == 0:
         require_writable(config)
-    callbacks = build_callbacks(config)
+    callbacks = build_callbacks(config, own=[MemorySpoken(ranks)] if config.dummy_run_full_ctx else [])
     questions = build_questions(config, card)
     stores, evals = open_data(config, card, ranks)
     layout = plan_layout(config, rank=ranks.rank, world_size=ranks.world_size)
@@ -128,7 +127,7 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     start, state = find_start(config, checkpointer)
     with ExitStack() as stack:
         if config.record_memory:
-            stack.enter_context(recorded_memory(run_folder(config) / f"memory_rank_{ranks.rank}.pickle"))
+            stack.enter_context(recorded_memory(run_folder(config), ranks=ranks))
         backend = build_backend(config, ranks=ranks, num_steps=num_steps, num_sources=len(stores))
         stack.callback(backend.close)
         if start:

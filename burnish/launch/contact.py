@@ -39,6 +39,8 @@ class Contact:
         self._lost: int | None = None
         self._known, self._left, self._saying = Event(), Event(), Lock()
         self._said = False
+        self.at_loss: Callable[[], None] = lambda: None
+        """Begun beside a main thread that has not ended by itself, and may hang; it has a few seconds."""
 
     def lost(self, *, within: float = 0.0) -> int | None:
         """The first rank that is gone without a word, as far as this one learns it ``within`` so many seconds."""
@@ -65,6 +67,7 @@ class Contact:
         if not self._left.wait(_TO_FAIL):
             self.say_lost()
             os.kill(os.getpid(), signal.SIGTERM)  # wakes what waits in Python
+            Thread(target=self.at_loss, daemon=True).start()
         if not self._left.wait(_TO_END):
             sys.stderr.flush()
             os._exit(1)

@@ -147,7 +147,9 @@ def run_ranks(config: SFTConfig, places: Sequence[Mapping[str, str]], *, purpose
         LaunchError: there is no place for their logs.
         RuntimeError: one died, and not of an error that the user can mend.
     """
-    logs = Path(config.log_dir) / config.run_name / "ranks"
+    from burnish.assemble.outputs import run_folder  # brings torch
+
+    logs = run_folder(config) / "ranks"
     try:
         logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -48,6 +48,7 @@ def train(config: SFTConfig) -> Outcome:
         _agreed(config) as place,
         build_run(config, ranks=place.ranks, interrupted=lambda: stop.number != 0) as trainer,
     ):
+        place.contact.at_loss = trainer.tell_failed
         with heeded(_noting(stop, place.contact)):
             progress = trainer.train()
         place.ranks.meet("trained")

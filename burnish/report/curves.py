@@ -53,15 +53,7 @@ _KINDS = (
     Kind(_SPEED, "Waiting for data", "seconds of a step", "timing/data_wait()", smooth=True),
     Kind(_SPEED, "Evaluations and checkpoints", "seconds each", "timing/(eval|checkpoint)", sparse=True),
     Kind(_SPEED, "Peak memory", "GiB on a device", "train/memory_peak_gib()"),
-    Kind(
-        _SPEED,
-        "Packing efficiency",
-        "tokens by cells, %",
-        "train/packing_efficiency()",
-        scale=100,
-        suffix=" %",
-        smooth=True,
-    ),
+    Kind(_SPEED, "Packing efficiency", "tokens by cells, %", "train/packing_efficiency()", "", 100, " %", smooth=True),
     Kind(_SPEED, "Tokens of a step", "tokens", "train/num_(tokens|targets)", tick="~s"),
 )
 _NOT_DRAWN = "train/(epoch|total_tokens|skipped|tokens_per_second_per_gpu)|eval/.+/num_targets"

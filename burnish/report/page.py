@@ -67,9 +67,11 @@ def write_report(folders: Sequence[Path], *, out: Path | None = None) -> Path:
         partial.write_text(render(runs), encoding="utf-8")
         partial.replace(file)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         fix = "give out=FILE, in a folder that can be written"
         raise StorageError(str(file), f"cannot be written: {error.strerror}", fix=fix) from error
+    finally:
+        if partial.exists():
+            partial.unlink()
     return file
 
 
@@ -183,9 +185,10 @@ def _number(value: float | None, digits: int = 4) -> str:
     """As short as ``digits`` digits allow: 12,345; 1.23 M; 0.0123; 1.2e-05."""
     if value is None:
         return "-"
+    rounded = float(f"{value:.{digits - 1}g}")
     for size, unit in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
-        if abs(value) >= size:
-            return f"{value / size:.{digits - 1}g}{unit}"
+        if abs(value) >= 1e6 and abs(rounded) >= size:
+            return f"{rounded / size:.{digits - 1}g}{unit}"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.{digits}g}"
 
 

@@ -52,7 +52,6 @@ class Run:
     """All that the folder of a run holds."""
 
     name: str
-    folder: Path
     curves: Mapping[str, Curve]
     """By the name of the metric."""
     torn_lines: int
@@ -96,7 +95,7 @@ def _read_run(folder: Path, name: str) -> Run:
         raise DataError(str(file), "holds no step yet", fix="wait for the run's first step, or name another run")
     given, defaults = _read_config(folder / CONFIG_FILE)
     facts = _whole(folder / DATA_FILE, Facts.model_validate_json) or Facts()
-    return Run(name, folder, curves, torn_lines, given, defaults, facts, _read_answers(folder / ANSWERS_FILE))
+    return Run(name, curves, torn_lines, given, defaults, facts, _read_answers(folder / ANSWERS_FILE))
 
 
 def _require_run(folder: Path, file: Path) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 from burnish.backends.base import StepResult
 from burnish.data.batch import Batch
 from burnish.errors import ConfigError, Problem
+from burnish.log import get_logger
 from burnish.train.progress import Progress
+
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -40,7 +43,7 @@ class Callback:
         """After a step; ``progress.step`` is its number."""
 
     def on_evaluate(self, progress: Progress, requests: Requests, *, metrics: Mapping[str, float]) -> None:
-        """After an evaluation, with its ``eval/{name}/...`` metrics."""
+        """After an evaluation of eval sets, with its ``eval/{name}/...`` metrics; before prompts are answered."""
 
     def on_save(self, progress: Progress, requests: Requests, *, folder: str) -> None:
         """After a checkpoint was begun; it is complete once ``folder``, a path or URI, holds ``COMPLETE``."""
@@ -75,7 +78,10 @@ class Callbacks:
     def call(self, hook: Callable[..., None], progress: Progress, **event: Any) -> None:
         """Call ``hook`` (such as ``Callback.on_save``) on each of them."""
         for callback in self._callbacks:
+            asked = self.requests.stop
             getattr(callback, hook.__name__)(progress, self.requests, **event)
+            if self.requests.stop and not asked:
+                log.info("callback %s asks to stop, at step %d", type(callback).__qualname__, progress.step)
 
     def state_dicts(self) -> list[dict[str, Any]]:
         """One state a callback, with its class."""

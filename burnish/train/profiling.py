@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
+from burnish.backends.comm import Ranks, claim
 from burnish.log import get_logger
 
 log = get_logger(__name__)
@@ -148,11 +149,13 @@ class Profiler:
 
 
 @contextmanager
-def recorded_memory(file: Path) -> Iterator[None]:
-    """What is allocated on this process's GPU meanwhile goes into ``file``, at the end or on an error.
+def recorded_memory(folder: Path, *, ranks: Ranks) -> Iterator[None]:
+    """What is allocated on this process's GPU meanwhile goes into a file in ``folder``, at the end or on an error.
 
     It is a pickle of torch's own for https://pytorch.org/memory_viz, and never read here.
     """
+    file = folder / f"memory_rank_{ranks.rank}.pickle"
+    claim(ranks.device)  # recording starts the allocator, which reads its settings then
     torch.cuda.memory._record_memory_history(max_entries=_HISTORY)
     try:
         yield

@@ -6,7 +6,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import methodcaller
 from pathlib import Path
@@ -43,23 +44,35 @@ class Trackers:
 
     def __init__(self, trackers: Sequence[Tracker], *, identity: str) -> None:
         self._trackers = list(trackers)
+        self._lost = Counter[Tracker]()
         self.identity = identity
         """What services know the run by; kept in its checkpoints."""
 
     def log(self, metrics: Metrics, *, step: int) -> None:
-        """Pass ``metrics`` to each tracker."""
+        """Pass ``metrics`` to each tracker; one that cannot write them (a full disk, a broken pipe) ends nothing."""
         for tracker in self._trackers:
-            tracker.log(metrics, step=step)
+            self._try(tracker, methodcaller("log", metrics, step=step))
 
     def log_answers(self, answers: Sequence[tuple[str, str]], *, step: int) -> None:
         """Pass ``answers`` to each tracker."""
         for tracker in self._trackers:
-            tracker.log_answers(answers, step=step)
+            self._try(tracker, methodcaller("log_answers", answers, step=step))
 
     def close(self, *, failed: bool) -> None:
         """Close all at once: some wait for their service."""
+        close = methodcaller("close", failed=failed)
         with ThreadPoolExecutor() as pool:
-            list(pool.map(methodcaller("close", failed=failed), self._trackers))
+            list(pool.map(lambda tracker: self._try(tracker, close), self._trackers))
+        for tracker, times in self._lost.items():
+            log.warning("%s: %d writes failed, what it wrote is not complete", type(tracker).__name__, times)
+
+    def _try(self, tracker: Tracker, action: Callable[[Tracker], None]) -> None:
+        try:
+            action(tracker)
+        except OSError as error:
+            self._lost[tracker] += 1
+            if self._lost[tracker] == 1:
+                log.warning("%s cannot write (%s); training goes on", type(tracker).__name__, error)
 
 
 class JsonlTracker:

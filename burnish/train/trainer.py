@@ -96,6 +96,10 @@ class Trainer:
             self._callbacks.call(Callback.on_train_end, self.progress)
         return self.progress
 
+    def tell_failed(self) -> None:
+        """Tell the trackers, from another thread, that the run has failed; they take nothing more."""
+        self._trackers.close(failed=True)
+
     def _step(self, batch: Batch, *, data_wait: float) -> bool:
         """One optimizer step, and all that is due after it. Returns whether it was the last."""
         started = time.perf_counter()
@@ -116,7 +120,6 @@ class Trainer:
             requests.evaluate = False
             self.progress.evaluations += 1
             timings["eval"] = self._clock(lambda: evaluation.update(self._evaluate(last=last)))
-            self._agree()
         # After the evaluation: a callback may stop at its loss, or save the best, and is saved with what it saw.
         last = last or requests.stop
         if requests.save or self._save_at.due(step, last=last):
@@ -170,9 +173,12 @@ class Trainer:
 
     def _evaluate(self, *, last: bool) -> dict[str, float]:
         metrics = evaluate(self._backend, sets=self._eval_sets)
+        if metrics:
+            self._callbacks.call(Callback.on_evaluate, self.progress, metrics=metrics)
+            self._agree()
+        last = last or self._callbacks.requests.stop
         if self._questions and self._questions.at.due(self.progress.evaluations, last=last):
             self._trackers.log_answers(self._questions.answers(self._backend), step=self.progress.step)
-        self._callbacks.call(Callback.on_evaluate, self.progress, metrics=metrics)
         return metrics
 
     def _save(self, batch: Batch) -> None:

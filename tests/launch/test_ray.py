@@ -207,19 +207,23 @@ def ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_node, "_TO_LEARN", 0.1)
     config = SFTConfig(model={"path": "m"}, train_datasets=["d"], shutdown_grace_seconds=1)
 
-    def make(script, **facts):
+    def make(script, *, dummy=False, **facts):
         monkeypatch.setattr(ray_node, "write_order", lambda folder, config, **order: ("-c", RANK.format(script)))
         board = Later(facts)
         places = [{"RANK": number} for number in "45"]
-        ray_node.run_ranks(config, places, purpose=Purpose.TRAIN, board=board)
-        logs = {file.name: file.read_text() for file in (tmp_path / "runs/sft/ranks").iterdir()}
+        mine = config.model_copy(update={"dummy_run_full_ctx": dummy})
+        ray_node.run_ranks(mine, places, purpose=Purpose.TRAIN, board=board)
+        folder = tmp_path / f"runs/sft{'-dummy' * dummy}/ranks"
+        logs = {file.name: file.read_text() for file in folder.iterdir()}
         return board, logs
 
     return make
 
 
-def test_what_ranks_say_is_told_and_kept(ranks):
-    board, logs = ranks("")
+@pytest.mark.parametrize("dummy", [False, True])
+def test_what_ranks_say_is_told_and_kept(ranks, tmp_path, dummy):
+    board, logs = ranks("", dummy=dummy)
+    assert len(list((tmp_path / "runs").iterdir())) == 1, "a dummy run has a folder of its own"
     assert sorted(board.read()) == ["rank 4\n", "rank 5\n"]
     assert logs == {"rank_4.log": "rank 4\n", "rank_5.log": "rank 5\n"}
     assert not board.get("failed")

@@ -3,11 +3,12 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from burnish.cli.main import main
-from burnish.report.page import render, summary, write_report
+from burnish.report.page import _number, render, summary, write_report
 from burnish.report.read import read_runs
 from tests.report.folders import HOSTILE, facts_of, hostile_run, metrics_line, run_folder
 
@@ -130,3 +131,37 @@ def test_a_long_run_makes_a_small_page(tmp_path):
     lines = [metrics_line(step, train_loss=1 / step, train_lr=1e-5) for step in range(1, 50_001)]
     bare = write_report([run_folder(tmp_path / "short")]).stat().st_size
     assert write_report([run_folder(tmp_path / "long", lines)]).stat().st_size < bare + 200_000
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "-"),
+        (999_499, "999,499"),
+        (999_999, "999,999"),
+        (1e6, "1 M"),
+        (999_400_000, "999 M"),
+        (999_960_000, "1 B"),
+        (1.2345e9, "1.23 B"),
+        (999.9e9, "1 T"),
+        (1.5e12, "1.5 T"),
+        (-2e6, "-2 M"),
+        (12345.6, "12,346"),
+        (0.0123, "0.0123"),
+    ],
+)
+def test_a_number_is_short(value, shown):
+    assert _number(value) == shown
+
+
+def test_a_page_that_is_not_finished_leaves_nothing(tmp_path, monkeypatch):
+    folder = run_folder(tmp_path / "a")
+    before = sorted(folder.iterdir())
+
+    def killed(*_):
+        raise SystemExit(143)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(SystemExit):
+        write_report([folder])
+    assert sorted(folder.iterdir()) == before

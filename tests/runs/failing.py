@@ -29,3 +29,16 @@ class Failing(Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
                 time.sleep(600)
+
+
+class Stuck(Callback):
+    """Before step 3 the second rank is killed, and the first hangs where no signal wakes it, as in a collective."""
+
+    def on_step_begin(self, progress, requests):
+        if progress.step != 2:
+            return
+        if os.environ["RANK"] == "1":
+            Path("failed").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        time.sleep(600)

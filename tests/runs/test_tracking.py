@@ -1,6 +1,7 @@
 """All trackers at once through the command itself: a run that failed and was resumed is one run in each of them."""
 
 import json
+import time
 
 import pytest
 
@@ -72,3 +73,20 @@ def test_each_tracker_holds_one_run_after_a_failure_and_a_resume(tmp_path, model
     assert said == sorted(answer["answer"] for (answer,) in answers.values())
     assert kept["mlflow"]["answers"] == {f"answers/step_{step}.json": table for step, table in answers.items()}
     assert kept["trackio"]["answers"] == answers
+
+
+@pytest.mark.parametrize("callback", ["{tests.runs.failing.Failing: {how: kill}}", "tests.runs.failing.Stuck"])
+@pytest.mark.usefixtures("services_here")
+def test_a_run_whose_other_rank_dies_has_failed_in_its_trackers(
+    tmp_path, model_dir, mlflow_server, monkeypatch, callback
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
+    project = f"project of {tmp_path.name}"
+    chats = write_jsonl(tmp_path / "chats.jsonl", [chat(f"question {i}", f"answer {i}") for i in range(8)])
+    words = [f"model.path={model_dir}", f"train_datasets={chats}", "num_workers=0", "num_steps=5"]
+    words += [f"project_name={project}", "logger=[mlflow]", "placement.num_gpus_per_node=2"]
+    done = burnish("train", *words, f"callbacks=[{callback}]", folder=tmp_path)
+    assert time.time() - float((tmp_path / "failed").read_text()) < 15
+    assert done.returncode == 1, done.stderr
+    kept = of_mlflow(mlflow_server, project=project)
+    assert (kept["status"], [step for step, _ in kept["losses"]]) == ("FAILED", [1, 2]), done.stderr

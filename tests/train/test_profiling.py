@@ -7,6 +7,8 @@ import logging
 import pytest
 import torch
 
+from burnish.backends.comm import alone
+from burnish.train import profiling
 from burnish.train.profiling import Profiler, Window, recorded_memory
 
 
@@ -87,18 +89,19 @@ def test_a_run_that_fails_leaves_its_trace(tmp_path):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_memory_is_written_at_the_end_and_when_it_runs_out(tmp_path, monkeypatch, fails):
-    """What torch would do on a GPU, written down."""
+    """What torch would do on a GPU, written down; recording starts its allocator, which is set up before."""
     calls = []
     memory = torch.cuda.memory
+    monkeypatch.setattr(profiling, "claim", calls.append)
     monkeypatch.setattr(memory, "_record_memory_history", lambda enabled="all", **_: calls.append(enabled))
     monkeypatch.setattr(memory, "_dump_snapshot", calls.append)
     try:
-        with recorded_memory(tmp_path / "run" / "memory.pickle"):
+        with recorded_memory(tmp_path / "run", ranks=alone()):
             calls.append("step")
             if fails:
                 raise torch.OutOfMemoryError("full")
     except torch.OutOfMemoryError:
         calls.append("raised")
-    expected = ["all", "step", str(tmp_path / "run" / "memory.pickle"), None]
+    expected = [torch.device("cpu"), "all", "step", str(tmp_path / "run" / "memory_rank_0.pickle"), None]
     assert calls == expected + ["raised"] * fails
     assert (tmp_path / "run").is_dir()

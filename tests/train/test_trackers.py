@@ -2,8 +2,11 @@
 
 import io
 import json
+import os
+import resource
+from contextlib import contextmanager, suppress
 
-from burnish.train.trackers import ConsoleTracker, JsonlTracker
+from burnish.train.trackers import ConsoleTracker, JsonlTracker, Trackers
 
 
 def test_numbers_are_unrounded_and_lines_are_json(tmp_path):
@@ -97,3 +100,54 @@ def test_a_terminal_gets_one_line_that_changes():
     console.close(failed=False)
     assert stream.getvalue().count("\n") == 1
     assert stream.getvalue().count("\r") == 3
+
+
+@contextmanager
+def no_file_longer_than(num_bytes):
+    """As a full disk: what is written beyond is an error."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_ends_no_run_and_what_is_missing_is_said(tmp_path, caplog):
+    trackers = Trackers([JsonlTracker(tmp_path / "metrics.jsonl", resumed=False)], identity="a run")
+    with no_file_longer_than(250):
+        for step in range(1, 41):
+            trackers.log({"x": "y" * 1000 if step > 2 else 1}, step=step)
+        trackers.log_answers([("why?", "z" * 1000)], step=40)
+        assert len(caplog.records) == 1, "the first time only"
+    trackers.log({"x": 1}, step=41)
+    trackers.close(failed=False)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first == "JsonlTracker cannot write ([Errno 27] File too large); training goes on"
+    assert last == "JsonlTracker: 39 writes failed, what it wrote is not complete"
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (steps[:2], steps[-1]) == ([1, 2], 41)
+    assert steps == sorted(steps), "whole lines, and those that waited for room"
+
+
+def test_a_disk_that_stays_full_does_not_fail_the_end_of_a_run(tmp_path, caplog):
+    trackers = Trackers([JsonlTracker(tmp_path / "metrics.jsonl", resumed=False)], identity="a run")
+    with no_file_longer_than(1):
+        trackers.log({"x": 1}, step=1)
+        trackers.close(failed=False)
+    assert caplog.messages[-1] == "JsonlTracker: 2 writes failed, what it wrote is not complete"
+
+
+def test_a_console_that_is_gone_ends_no_run(tmp_path, caplog):
+    read, write = os.pipe()
+    os.close(read)
+    stream = os.fdopen(write, "w")
+    jsonl = JsonlTracker(tmp_path / "metrics.jsonl", resumed=False)
+    trackers = Trackers([ConsoleTracker(stream, num_steps=2, first_step=0), jsonl], identity="a run")
+    for step in (1, 2):
+        trackers.log(LINE, step=step)
+    trackers.close(failed=False)
+    assert caplog.messages[0] == "ConsoleTracker cannot write ([Errno 32] Broken pipe); training goes on"
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+    with suppress(BrokenPipeError):
+        stream.close()

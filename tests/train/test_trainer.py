@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 
 import pytest
 
@@ -62,6 +63,31 @@ def test_prompts_need_no_eval_set_and_log_no_empty_line():
     trainer.train()
     assert [step for step, _ in recorder.answers] == [0, 2, 3]
     assert [step for step, _ in recorder.lines] == [1, 2, 3]
+
+
+def test_prompts_are_answered_at_the_evaluation_at_which_a_callback_stops(caplog):
+    class Stops(Callback):
+        def on_evaluate(self, progress, requests, *, metrics):
+            requests.stop = progress.step >= 4 and metrics["eval/held/loss"] > 0
+
+    trainer, _, recorder = make_trainer(eval_at=Cadence(2), questions=questions(9), callbacks=[Stops()])
+    with caplog.at_level(logging.INFO, logger="burnish"):
+        assert trainer.train().step == 4
+    assert [step for step, _ in recorder.answers] == [4]
+    (said,) = [text for text in caplog.messages if "asks to stop" in text]
+    assert said.startswith("callback ")
+    assert said.endswith("Stops asks to stop, at step 4")
+
+
+def test_an_evaluation_of_prompts_alone_is_none_for_callbacks():
+    class Never(Callback):
+        def on_evaluate(self, progress, requests, *, metrics):
+            raise AssertionError(metrics)
+
+    options = {"eval_sets": {}, "questions": questions(1), "callbacks": [Never()]}
+    trainer, _, recorder = make_trainer(num_steps=4, eval_at=Cadence(2), eval_first=True, **options)
+    trainer.train()
+    assert [step for step, _ in recorder.answers] == [0, 2, 4]
 
 
 def test_evaluations_are_counted_on_after_a_resume(tmp_path):
