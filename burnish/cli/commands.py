@@ -122,6 +122,8 @@ def inspect(request: Request) -> int:
     from burnish.inspect.rows import show_rows
 
     show_rows(config, row=row, sample=sample, html=html)
+    if html:
+        print(html)
     return _DONE
 
 

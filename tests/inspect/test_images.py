@@ -55,7 +55,7 @@ def test_in_the_terminal(folder):
 
 
 def test_on_a_page(folder):
-    assert shown(folder, "html=page.html") == ""
+    assert shown(folder, "html=page.html") == "page.html\n"
     page = (folder / "page.html").read_text()
     figures = re.findall(r'<img src="data:image/png;base64,([^"]*)"><figcaption>image \d: (\d+) x (\d+) pixels', page)
     images = [Image.open(io.BytesIO(base64.b64decode(data))) for data, _, _ in figures]

@@ -133,7 +133,7 @@ def test_inspect_rows_marks_what_is_trained(tmp_path, model_dir, chats):
     assert printed.returncode == 0, printed.stderr
     assert "⟦answer 3<|im_end|>⟧" in printed.stdout
     written = burnish(*common, "sample=2", f"html={tmp_path / 'rows.html'}", folder=tmp_path)
-    assert written.returncode == 0, written.stderr
+    assert (written.returncode, written.stdout) == (0, f"{tmp_path / 'rows.html'}\n"), written.stderr
     assert (tmp_path / "rows.html").read_text().count("<mark>answer ") == 2
 
 
