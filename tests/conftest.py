@@ -1,5 +1,6 @@
 """Fixtures for all tests. Tests never reach a network and run on one thread."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,16 @@ def _no_groups_left() -> Iterator[None]:
         from tests.ranks import forget_groups
 
         forget_groups()
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """A command that ran in this process sends the log to a stream that is closed by now."""
+    logger = logging.getLogger("burnish")
+    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

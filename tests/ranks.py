@@ -12,12 +12,13 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any
 
+import psutil
 from torch.distributed import DistError
 
-HANG_SECONDS, USES = 300, 12
+HANG_SECONDS, MOST_THREADS = 300, 100
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal a process gets when the thread that made it ends."""
-_kept: dict[tuple[str, int], tuple[ProcessPoolExecutor, int]] = {}
+_kept: dict[tuple[str, int], ProcessPoolExecutor] = {}
 
 
 def on_ranks(number: int, function: Callable[..., Any], *arguments: Any, pool: str = "") -> list[Any]:
@@ -35,20 +36,19 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any, pool: s
         _kept.clear()
     if errors:
         raise min(errors, key=lambda error: isinstance(error, (RuntimeError, DistError)))
-    return [future.result() for future in futures]
+    results = [future.result() for future in futures]
+    for rank, (_, threads) in enumerate(results):
+        if threads > MOST_THREADS:
+            _kept.pop((pool, rank)).shutdown(wait=False)
+    return [result for result, _ in results]
 
 
 def _process(pool: str, rank: int) -> ProcessPoolExecutor:
-    """Kept, and taken for groups of any size; after some uses a new one, as groups that were left keep their threads."""
-    kept, uses = _kept.pop((pool, rank), (None, USES))
-    if uses == USES:
-        if kept:
-            kept.shutdown(wait=False)
+    """Kept, and taken for groups of any size, until too many threads of groups that were left ask for messages in it."""
+    if (pool, rank) not in _kept:
         settings = {"mp_context": get_context("spawn"), "initializer": _end_with_parent, "initargs": (os.getpid(),)}
-        kept, uses = ProcessPoolExecutor(1, **settings), 0
-    assert kept
-    _kept[pool, rank] = kept, uses + 1
-    return kept
+        _kept[pool, rank] = ProcessPoolExecutor(1, **settings)
+    return _kept[pool, rank]
 
 
 def _end_with_parent(parent: int) -> None:
@@ -59,7 +59,10 @@ def _end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _as_rank(
+    rank: int, number: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> tuple[Any, int]:
+    """What the function returns, and how many threads there are then."""
     import torch
 
     torch.set_num_threads(1)
@@ -67,10 +70,11 @@ def _as_rank(rank: int, number: int, port: int, function: Callable[..., Any], ar
     os.environ.update({name: str(value) for name, value in names.items()})
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     try:
-        return function(*arguments)
+        result = function(*arguments)
     finally:
         faulthandler.cancel_dump_traceback_later()
         forget_groups()
+    return result, psutil.Process().num_threads()
 
 
 def forget_groups() -> None:

@@ -98,6 +98,8 @@ def find_start(config: SFTConfig, checkpointer: Checkpointer) -> tuple[Path | No
         CheckpointError: as of :func:`find_checkpoint`, or it is of another run.
     """
     checkpointer.recover(config.resume_from)
+    if not config.resume_from:
+        checkpointer.begin_afresh()
     start = find_checkpoint(config, checkpointer)
     if start is None or config.resume_weights_only:
         return start, None
@@ -122,8 +124,6 @@ def build_run(config: SFTConfig, *, ranks: Ranks, interrupted: Callable[[], bool
     stream = build_stream(config, card, stores, layout=layout)
     num_steps = count_steps(config, steps_per_epoch=stream.steps_per_epoch)
     checkpointer = build_checkpointer(config, stores, ranks)
-    if not config.resume_from:
-        checkpointer.begin_afresh()
     start, state = find_start(config, checkpointer)
     with ExitStack() as stack:
         if config.record_memory:

@@ -45,24 +45,7 @@ _ERRORS_PAGE = """\
 
 Generated from the error classes by `python -m burnish.config.docs`; do not edit.
 
-A text reads `where: what is wrong, with the values`, then `fix: what to do`.
-Of these rows
-
-```json title="bad.jsonl"
-{{"messages": [{{"role": "user", "content": "Good morning"}}, {{"role": "bot", "content": "And to you"}}]}}
-```
-
-it says
-
-```bash
-burnish check run.yaml train_datasets=bad.jsonl  # exit 2
-```
-
-```text
-config: 1 problem
-  train data='bad.jsonl': row 0 (bad.jsonl, line 1): message 1: unknown role 'bot'
-    fix: write one of system, developer, user, assistant, tool
-```
+A text reads `where: what is wrong, with the values`, then `fix: what to do` ([an example](quickstart.md#when-something-is-wrong)).
 
 | class | below | when |
 |---|---|---|

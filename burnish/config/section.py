@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +91,7 @@ def _elsewhere() -> dict[str, str]:
 
 
 def _instead(key: str, candidates: Mapping[str, str]) -> str:
-    def nearest(names: Iterable[str]) -> str:
-        return max(names, key=lambda name: _likeness(key, name))
-
-    last = key.rpartition(".")[2]
+    last, nearest = key.rpartition(".")[2], partial(max, key=partial(_likeness, key))
     near = last if last in _elsewhere() else nearest(candidates)
     if max(_likeness(last, near)[0], _likeness(key, near)[0]) < _ALIKE:
         ours = nearest(name for name in candidates if name not in _elsewhere())

@@ -197,8 +197,7 @@ def load_custom_sampler(
         lengths = {"lengths": list(source_lengths)} if len(source_lengths) > 1 and takes_lengths else {}
         sampler = made(dataset, **{**lengths, **kwargs})
     except (ImportError, ValueError, KeyError, TypeError) as error:
-        where = f"in {Path.cwd()} or an installed package"
-        fix = f"give package.module.Class of a class {where} that is built as Class(dataset, **sampler_kwargs)"
+        fix = f"give module.Class of a class in {Path.cwd()} or an installed package, made as Class(dataset, **sampler_kwargs)"
         raise DataError("sampler_class_path", f"{class_path!r} cannot be built: {error!r}", fix=fix) from error
     if not isinstance(sampler, Sampler):
         missing = [verb for verb in ("__iter__", "__len__", "state_dict", "load_state_dict") if not hasattr(made, verb)]

@@ -94,9 +94,7 @@ class CheckReport:
             "data": [line for source, times in drawn for line in _describe(source, "train", times)]
             + [line for source in self.eval_sources for line in _describe(source, "eval", None)],
             "run": _table(_of_plan(self.plan) | self._time()),
-            f"memory of a rank, one of {self.num_ranks} (placement.num_gpus_per_node)": _table(
-                _of_memory(self.memory) | self._verdict()
-            ),
+            f"memory of a rank, one of {self.num_ranks}": _table(_of_memory(self.memory) | self._verdict()),
             "warnings": [f"  {text}" for text in self.warnings],
         }
         return "\n".join(line for title, lines in blocks.items() if lines for line in (title, *lines))

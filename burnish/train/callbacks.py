@@ -104,8 +104,7 @@ def load_callback(path: str, *, kwargs: Mapping[str, Any]) -> Callback:
         ConfigError: it cannot be imported, is no ``Callback``, or does not take ``kwargs``.
     """
     module, _, name = path.rpartition(".")
-    kind = "a subclass of burnish.train.callbacks.Callback"
-    fix = f"give package.module.Class of {kind} in {Path.cwd()} or an installed package, or {{path: kwargs}}"
+    fix = f"give module.Class of a subclass of Callback in {Path.cwd()} or an installed package, or {{path: kwargs}}"
     try:
         made = vars(import_module(module))[name](**kwargs)
     except (ImportError, ValueError, KeyError, TypeError) as error:

@@ -122,7 +122,7 @@ print(SFTTrainer(config).train())
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"Progress\(step=2, epoch=0, total_tokens=\d+, bad_steps=0\)\n", done.stdout)
+    assert re.fullmatch(r"Progress\(step=2, epoch=0, total_tokens=\d+, bad_steps=0, evaluations=0\)\n", done.stdout)
 
 
 @pytest.mark.parametrize(

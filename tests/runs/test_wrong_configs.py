@@ -72,7 +72,11 @@ def test_processes_that_the_sizes_of_megatron_do_not_divide(said):
 def test_no_space(said, tmp_path, command):
     (tmp_path / "small").mkdir()
     mount = inside_mount(f"mount -t tmpfs -o size=64k none {tmp_path}/small")
-    shown = said(command, "train_datasets: [rows.jsonl]\ncache_dir: small", before=["sh", "-c", f'{mount} "$@"', "sh"])
+    shown = said(
+        command,
+        "train_datasets: [rows.jsonl]\nckpt_path: kept\ncache_dir: small",
+        before=["sh", "-c", f'{mount} "$@"', "sh"],
+    )
     message = "is full (No space left on device)"
     fix = "fix: free some space, or set cache_dir to a folder with more\n"
     if command == "check":
