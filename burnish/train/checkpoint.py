@@ -181,9 +181,7 @@ class Checkpointer:
         steps = self._ranks.of_first(lambda: place.list().complete) if place else []
         if place and steps and self._ranks.rank == 0:
             fix = "give it a ckpt_path of its own, or resume_from=latest to go on"
-            log.warning(
-                "%s has a run's checkpoints up to step %d, and another begins: %s", place.uri(), max(steps), fix
-            )
+            log.warning("%s has checkpoints of another run, up to step %d: %s", place.uri(), max(steps), fix)
 
     def find(self, resume_from: str) -> Path | None:
         """The checkpoint that ``resume_from`` names: ``""``, ``latest`` or the path or URI of a ``global_step_N``.

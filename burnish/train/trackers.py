@@ -60,9 +60,8 @@ class Trackers:
 
     def close(self, *, failed: bool) -> None:
         """Close all at once: some wait for their service."""
-        close = methodcaller("close", failed=failed)
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda tracker: self._try(tracker, close), self._trackers))
+            list(pool.map(lambda tracker: self._try(tracker, methodcaller("close", failed=failed)), self._trackers))
         for tracker, times in self._lost.items():
             log.warning("%s: %d writes failed, what it wrote is not complete", type(tracker).__name__, times)
 

@@ -134,7 +134,7 @@ def test_a_run_says_at_its_start_what_is_not_meant(tmp_path, model_dir, caplog):
         "there is nothing left to do; to go on, give more num_steps or num_epochs"
     ]
     assert said(num_steps=1, ckpt_path=place) == [
-        f"{place} has a run's checkpoints up to step 3, and another begins: give it a ckpt_path of its own, "
+        f"{place} has checkpoints of another run, up to step 3: give it a ckpt_path of its own, "
         "or resume_from=latest to go on"
     ]
 
