@@ -116,7 +116,7 @@ def test_failures_end_it_when_they_can_be_mended_or_are_too_many(tmp_path, words
     with started(*words, callback, folder=tmp_path, environment=two_nodes, entry=entry) as process:
         _, err = process.communicate(timeout=400)
     assert process.returncode == status, err
-    assert [err.count(text) for text in said] == [1] * len(said)
+    assert [err.count(text) for text in said] == [1] * len(said), err
     assert "starting again" not in err
 
 
