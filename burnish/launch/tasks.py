@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from burnish.assemble.backend import build_backend
@@ -48,7 +49,8 @@ def train(config: SFTConfig) -> Outcome:
         _agreed(config) as place,
         build_run(config, ranks=place.ranks, interrupted=lambda: stop.number != 0) as trainer,
     ):
-        place.contact.at_loss = trainer.tell_failed
+        # Not the trainer's own: what outlives it must not keep the groups of its backend, whose threads abort at exit.
+        place.contact.at_loss = partial(trainer.trackers.close, failed=True)
         with heeded(_noting(stop, place.contact)):
             progress = trainer.train()
         place.ranks.meet("trained")

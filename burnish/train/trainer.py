@@ -69,7 +69,7 @@ class Trainer:
         self._exporter = exporter
         self._profiler = profiler
         self._metrics = metrics
-        self._trackers = trackers
+        self.trackers = trackers
         self._callbacks = callbacks
         self._max_bad_steps = max_bad_steps
         self._interrupted = interrupted
@@ -82,7 +82,7 @@ class Trainer:
         with self._checkpointer, self._profiler, _collecting_between_steps():
             self._callbacks.call(Callback.on_train_begin, self.progress)
             if self._eval_first and self.progress.step == 0 and (baseline := self._evaluate(last=False)):
-                self._trackers.log(baseline, step=0)
+                self.trackers.log(baseline, step=0)
             epoch_begins = True
             for batch, data_wait in _timed(islice(self._stream, max(0, self.num_steps - self.progress.step))):
                 if self._called_off(batch):
@@ -95,10 +95,6 @@ class Trainer:
                 gc.collect(1 if self.progress.step % _FULL_COLLECTION else 2)
             self._callbacks.call(Callback.on_train_end, self.progress)
         return self.progress
-
-    def tell_failed(self) -> None:
-        """Tell the trackers, from another thread, that the run has failed; they take nothing more."""
-        self._trackers.close(failed=True)
 
     def _step(self, batch: Batch, *, data_wait: float) -> bool:
         """One optimizer step, and all that is due after it. Returns whether it was the last."""
@@ -126,7 +122,7 @@ class Trainer:
             requests.save = False
             timings["checkpoint"] = self._clock(lambda: self._save(batch))
         metrics = self._metrics.of(self.progress, batch=batch, result=result, timings=timings) | evaluation
-        self._trackers.log(metrics, step=step)
+        self.trackers.log(metrics, step=step)
         self._callbacks.call(Callback.on_log, self.progress, metrics=metrics)
         self._profiler.step(timings)
         # Only then may the checkpoint become complete: a run that is resumed from it does not export this step again.
@@ -178,7 +174,7 @@ class Trainer:
             self._agree()
         last = last or self._callbacks.requests.stop
         if self._questions and self._questions.at.due(self.progress.evaluations, last=last):
-            self._trackers.log_answers(self._questions.answers(self._backend), step=self.progress.step)
+            self.trackers.log_answers(self._questions.answers(self._backend), step=self.progress.step)
         return metrics
 
     def _save(self, batch: Batch) -> None:
@@ -189,7 +185,7 @@ class Trainer:
             "num_steps": self.num_steps,
             "cursor": batch.cursor,
             "callbacks": self._callbacks.state_dicts(),
-            "trackers": self._trackers.identity,
+            "trackers": self.trackers.identity,
         }
         self._saved_step = self.progress.step
         folder = self._checkpointer.save(self._backend, step=self.progress.step, state=state)
