@@ -47,7 +47,8 @@ def test_stop_and_go_on(tmp_path, model_dir, number, status, ranks):
     stopped = max(metrics(folder))
     assert 5 <= stopped < STEPS
     assert [p.name for p in (folder / "ckpt").iterdir()] == [f"global_step_{stopped}"]
-    assert '"x": [1, 2, 3, 4, 5, ' in (folder / "runs" / "sft" / "report.html").read_text(encoding="utf-8")
+    drawn = f'"x": {list(range(1, stopped + 1))}'
+    assert drawn in (folder / "runs" / "sft" / "report.html").read_text(encoding="utf-8")
 
     again = burnish(*arguments, "resume_from=latest", folder=folder)
     assert again.returncode == 0, again.stderr
