@@ -73,6 +73,7 @@ def evaluate(config: SFTConfig) -> Outcome:
         if config.resume_from and checkpoint is None:
             fix = "name another ckpt_path, or leave resume_from out to evaluate model.path"
             raise CheckpointError(config.ckpt_path, "there is no complete checkpoint to evaluate", fix=fix)
+        log.info("evaluating %s", checkpoint or config.model.path)
         with closing(build_backend(config, ranks=place.ranks, num_steps=1, num_sources=1)) as backend:
             if checkpoint:
                 backend.load(checkpoint / "backend", weights_only=True)

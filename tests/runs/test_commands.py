@@ -147,9 +147,11 @@ def test_evaluate_and_export_a_checkpoint(tmp_path, model_dir, chats):
     evaluated = burnish("eval", "--json", *common, "resume_from=ckpt/global_step_3", folder=tmp_path)
     assert evaluated.returncode == 0, evaluated.stderr
     assert json.loads(evaluated.stdout) == {"held": last}
+    assert "INFO evaluating ckpt/global_step_3\n" in evaluated.stderr
     exported = burnish("export", "ckpt/global_step_3", "out=exported", folder=tmp_path)
     assert exported.returncode == 0, exported.stderr
     refused = burnish("export", "ckpt/global_step_3", "out=exported", folder=tmp_path)
     assert (refused.returncode, "is not empty" in refused.stderr) == (2, True)
     again = burnish("eval", "--json", "model.path=exported", *common[1:], folder=tmp_path)
     assert json.loads(again.stdout)["held"]["loss"] == pytest.approx(last["loss"], rel=1e-6)
+    assert "INFO evaluating exported\n" in again.stderr
