@@ -188,8 +188,7 @@ def _write_model(config: SFTConfig, settings: BenchSettings, folder: Path) -> No
         shape = bring_model(config.model.path, weights=False, **cache_settings(config))
     device = device_type()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    trusted = config.model.trust_remote_code
-    write_blank(folder, shape=shape, dtype=dtype, device=device, trust_remote_code=trusted)
+    write_blank(folder, shape=shape, dtype=dtype, device=device, trust_remote_code=config.model.trust_remote_code)
     torch.cuda.empty_cache()  # the sides need the memory
 
 

@@ -35,8 +35,7 @@ class Request:
 
     def config(self, purpose: Purpose = Purpose.TRAIN, *, defaults: tuple[str, ...] = ()) -> SFTConfig:
         """The config these words name, ``defaults`` before them."""
-        file = Path(self.second) if self.second else None
-        return load_config(file, (*defaults, *self.overrides), purpose=purpose)
+        return load_config(Path(self.second) if self.second else None, (*defaults, *self.overrides), purpose=purpose)
 
     def required(self, key: str) -> str:
         """The value of one of the command's own keys that must be there."""

@@ -11,7 +11,7 @@ from burnish.config.check import find_problems
 from burnish.config.choices import Purpose
 from burnish.config.flow import Plain, ReadError
 from burnish.config.run import SFTConfig, key_names
-from burnish.config.section import sections_of
+from burnish.config.section import key_instead, sections_of
 from burnish.config.values import is_none, open_mapping
 from burnish.errors import ConfigError, Problem
 from burnish.log import get_logger
@@ -153,6 +153,8 @@ def _tree(values: Sequence[tuple[str, Any]], problems: list[Problem]) -> dict[st
 
 def _opened(name: str, value: Any, problems: list[Problem]) -> dict[str, Any]:
     try:
+        if name in _SECTIONS:
+            return open_mapping(value, fix=key_instead(name, known=key_names()))
         return open_mapping(value)
     except ReadError as error:
         problems.append(error.problem(name, value=value))

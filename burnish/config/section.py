@@ -80,7 +80,12 @@ def _problem(finding: Mapping[str, Any], candidates: Mapping[str, str]) -> Probl
         case "missing":
             return Problem(key, None, "is required", f"write {key}=...")
         case _:
-            return Problem(key, value, "is a section, not a value", f"write {key}.name=value")
+            return Problem(key, value, "is a section, not a value", key_instead(key, known=candidates))
+
+
+def key_instead(section: str, *, known: Iterable[str]) -> str:
+    """What to write where ``section`` was given a value: the first key of it, of the dotted names ``known``."""
+    return f"write {next(name for name in known if name.startswith(f'{section}.'))}=... or another of its keys"
 
 
 @cache

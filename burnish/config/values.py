@@ -85,12 +85,12 @@ def read_free(value: Any) -> Any:
     raise ReadError(f"{_described(value)} cannot be saved with the run", fix="use text, numbers, lists and mappings")
 
 
-def open_mapping(value: Any) -> dict[Any, Any]:
+def open_mapping(value: Any, *, fix: str = "write {key}='{name: value}'") -> dict[Any, Any]:
     """The mapping that ``value`` is or spells, its items as they are; none is an empty one."""
     value = {} if is_none(value) else _opened(value, "{")
     if isinstance(value, Mapping):
         return dict(value)
-    raise ReadError(f"{_described(value)} where a mapping belongs", fix="write {key}='{name: value}'")
+    raise ReadError(f"{_described(value)} where a mapping belongs", fix=fix)
 
 
 def _read_several(kinds: tuple[Any, ...], value: Any) -> tuple[Any, ...]:

@@ -98,8 +98,7 @@ class Bucket:
                 found = []
         objects = {meta["path"]: _describe(meta) for meta in found}
         if len(objects) < len(found):
-            problem = "has keys that differ only in empty parts (//)"
-            raise StorageError(self.uri(key), problem, fix="rename them")
+            raise StorageError(self.uri(key), "has keys that differ only in empty parts (//)", fix="rename them")
         folders = {path[: slash.start()] for path in objects for slash in re.finditer("/", path)}
         return [objects[path] for path in sorted(objects) if objects[path].size or path not in folders]
 

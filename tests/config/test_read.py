@@ -160,6 +160,17 @@ def test_what_cannot_be_read(word, key):
     assert set(refused(word)) == {key}
 
 
+@pytest.mark.parametrize(("word", "first"), [("model=org/name", "model.path"), ("model.lora=8", "model.lora.rank")])
+def test_a_value_in_the_place_of_a_section_is_answered_with_its_first_key(word, first):
+    key, _, value = word.partition("=")
+    fix = f"write {first}=... or another of its keys"
+    assert (refused(word)[key].message, refused(word)[key].fix) == (f"'{value}' where a mapping belongs", fix)
+    *outer, name = key.split(".")
+    with pytest.raises(ConfigError) as error:
+        SFTConfig(**({outer[0]: {name: value}} if outer else {name: value}))
+    assert [(p.message, p.fix) for p in error.value.problems if p.key == key] == [("is a section, not a value", fix)]
+
+
 @pytest.mark.parametrize(
     ("text", "key"),
     [

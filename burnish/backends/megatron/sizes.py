@@ -169,8 +169,7 @@ def _image_problems(facts: Mapping[str, Any], tower: Mapping[str, Any] | None, s
 def _expert_problems(facts: Mapping[str, Any], sizes: Sizes, *, on_cpu: bool) -> list[Problem]:
     key = "megatron_config.expert_model_parallel_size"
     if facts["model_type"] != "qwen3_moe":
-        fix = "leave it out"
-        return [Problem(key, sizes.expert, "the model has no experts", fix)] if sizes.expert > 1 else []
+        return [Problem(key, sizes.expert, "the model has no experts", "leave it out")] if sizes.expert > 1 else []
     experts = facts.get("num_local_experts") or facts["num_experts"]
     problems = []
     if experts % sizes.expert:
