@@ -4,7 +4,7 @@ import os
 import platform
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -46,13 +46,15 @@ def train(config: SFTConfig) -> Outcome:
     """Train what ``config`` says, to its end or to a signal to any rank."""
     stop = StopSignal()
     with (
+        ExitStack() as until_all_left,
         _agreed(config) as place,
         build_run(config, ranks=place.ranks, interrupted=lambda: stop.number != 0) as trainer,
     ):
         # Not the trainer's own: what outlives it must not keep the groups of its backend, whose threads abort at exit.
         place.contact.at_loss = partial(trainer.trackers.close, failed=True)
-        with heeded(_noting(stop, place.contact)):
-            progress = trainer.train()
+        # A signal to all ranks reaches some when the others have made them stop already: those must not break off now.
+        until_all_left.enter_context(heeded(_noting(stop, place.contact)))
+        progress = trainer.train()
         place.ranks.meet("trained")
         number = max(place.ranks.gather(stop.number))
     unfinished = number and progress.step < trainer.num_steps
@@ -77,8 +79,7 @@ def evaluate(config: SFTConfig) -> Outcome:
         with closing(build_backend(config, ranks=place.ranks, num_steps=1, num_sources=1)) as backend:
             if checkpoint:
                 backend.load(checkpoint / "backend", weights_only=True)
-            sets = build_eval_sets(config, card, evals, layout=backend.layout)
-            metrics = evaluate_sets(backend, sets=sets)
+            metrics = evaluate_sets(backend, sets=build_eval_sets(config, card, evals, layout=backend.layout))
     numbers = ("loss", "perplexity", "num_targets")
     return Outcome({name: {number: metrics[f"eval/{name}/{number}"] for number in numbers} for name in evals}, 0)
 

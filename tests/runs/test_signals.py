@@ -1,10 +1,13 @@
 """A run that is told to stop saves; the same command with resume_from=latest goes on as if nothing had been."""
 
+import os
 import signal
 import time
+from threading import Timer
 
 import pytest
 
+from burnish.train.callbacks import Callback
 from tests.runs.commands import burnish, metrics, start
 from tests.storage.faults import delay
 from tests.storage.published import marked, publish
@@ -55,6 +58,33 @@ def test_stop_and_go_on(tmp_path, model_dir, number, status, ranks):
     expected, got = metrics(tmp_path / "whole"), metrics(folder)
     assert [got[s]["train/loss"] for s in range(1, STEPS + 1)] == [
         expected[s]["train/loss"] for s in range(1, STEPS + 1)
+    ]
+
+
+class AtItsEnd(Callback):
+    """Rank 0 is told to stop in its third step, and rank 1 when it has ended its training and waits for the other."""
+
+    def on_step_end(self, progress, requests, *, batch, result):
+        if progress.step == 3 and os.environ["RANK"] == "0":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_train_end(self, progress, requests):
+        if os.environ["RANK"] == "1":
+            Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            time.sleep(1.5)
+
+
+def test_a_signal_that_comes_later_to_one_rank_than_to_the_other_breaks_nothing_off(tmp_path, model_dir):
+    data = write_jsonl(tmp_path / "c.jsonl", [chat(f"question {i}", f"answer {i}") for i in range(50)])
+    arguments = (f"model.path={model_dir}", f"train_datasets={data}", "num_steps=60", "batch_size=8")
+    own = ("callbacks=tests.runs.test_signals.AtItsEnd", "placement.num_gpus_per_node=2")
+    done = burnish("train", *arguments, *own, folder=tmp_path)
+    assert done.returncode == 143, done.stderr
+    assert "lost contact" not in done.stderr
+    assert done.stderr.splitlines()[-2:] == [
+        "INFO stopped by SIGTERM after step 3",
+        "INFO report: runs/sft/report.html",
     ]
 
 
