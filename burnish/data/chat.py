@@ -149,8 +149,7 @@ class ChatReader:
             return ()
         tools = [tools] if isinstance(tools, dict) else tools
         if not isinstance(tools, list):
-            fix = "store a list of tool schemas, or its JSON text"
-            raise DataError(self.tools_key, f"is {tools!r:.80}", fix=fix)
+            raise DataError(self.tools_key, f"is {tools!r:.80}", fix="store a list of tool schemas, or its JSON text")
         return tuple(_tool(tool, self.tools_key) for tool in tools)
 
 

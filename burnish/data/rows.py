@@ -255,8 +255,7 @@ def _saved_splits(place: str, files: Sequence[File], fetch: Fetch) -> dict[str, 
     try:
         saved = datasets.load_from_disk(str(folder))
     except (ValueError, OSError, KeyError, pa.ArrowInvalid) as error:
-        fix = "save the dataset again"
-        raise DataError(place, f"is not a whole save_to_disk folder ({error})", fix=fix) from error
+        raise DataError(place, f"is no whole save_to_disk folder ({error})", fix="save the dataset again") from error
     content = "+".join(_fingerprint(file.name, folder / file.name) for file in files)
     return _named(place, {"train": saved} if isinstance(saved, datasets.Dataset) else saved, content)
 

@@ -113,8 +113,7 @@ class Profiler:
             return
         self._num_traces += 1
         try:
-            file = self._export(recorded)
-            log.info("%s: %s", file, self._summary(recorded.key_averages()))
+            log.info("%s: %s", self._export(recorded), self._summary(recorded.key_averages()))
         except (OSError, RuntimeError) as error:  # the run is worth more than its trace
             log.warning("no trace was written to %s: %s", self._folder, error)
         self._seconds, self._waited = 0.0, 0.0

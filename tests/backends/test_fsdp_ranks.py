@@ -14,7 +14,7 @@ from burnish.backends.comm import joined
 from burnish.backends.fsdp import backend as backend_module
 from burnish.backends.fsdp import shard
 from burnish.backends.fsdp.backend import FsdpBackend
-from burnish.errors import BurnishError, StorageError
+from burnish.errors import BurnishError, CheckpointError, StorageError
 from tests.backends.steps import batch_of, draw, grouped, place_of, reference_run
 from tests.models.families import tiny
 from tests.ranks import on_ranks
@@ -105,8 +105,9 @@ def test_formats_of_mixed_precision_are_used(folder, reference):
         assert got[1] == pytest.approx(reference[1], rel=5e-2)
     # The first forward comes before any sum of gradients.
     assert reduced[0][0] == pytest.approx(reference[0][0], rel=1e-6)
-    assert reduced[1][0] != pytest.approx(reference[1][0], rel=1e-5)
-    assert computed[0][0] != pytest.approx(reference[0][0], rel=1e-5)
+    # One value may be the same to that many digits by chance; which, the processor decides.
+    assert reduced[1] != pytest.approx(reference[1], rel=1e-5)
+    assert computed[0] != pytest.approx(reference[0], rel=1e-5)
     assert computed[:2] == model[:2]
 
 
@@ -285,3 +286,19 @@ def test_an_export_that_cannot_be_written_fails_on_all_ranks(folder, tmp_path):
     first, second = on_ranks(2, not_exported, folder, tmp_path / "a file" / "export")
     assert "could not be written" in first
     assert first == second
+
+
+def saved_while_the_other_leaves(folder, place):
+    with joined() as ranks, opened(ranks, folder) as backend:
+        if ranks.rank == 1:
+            return ""
+        try:
+            return backend.save(place).wait()
+        except CheckpointError as error:
+            return str(error)
+
+
+def test_a_rank_that_is_gone_is_not_taken_for_a_full_disk(folder, tmp_path):
+    said, _ = on_ranks(2, saved_while_the_other_leaves, folder, tmp_path / "backend")
+    assert "backend: was not finished: lost contact with the other ranks (RuntimeError: " in said
+    assert "disk" not in said

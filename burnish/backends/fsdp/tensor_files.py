@@ -67,7 +67,11 @@ class DcpSave:
         """
         try:
             self.future.result()
-        except (CheckpointException, OSError, RuntimeError) as error:
+        except RuntimeError as error:
+            # Of a collective: an error of a rank itself is one of DCP's own, on all ranks.
+            problem = f"was not finished: lost contact with the other ranks ({cause_of(error)})"
+            raise CheckpointError(str(self.folder), problem, fix="start again with resume_from=latest") from error
+        except (CheckpointException, OSError) as error:
             # torch's own words do not say that a disk is full.
             there = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
             free = f"{shutil.disk_usage(there).free / 2**30:.2f} GiB are free"

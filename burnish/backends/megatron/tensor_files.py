@@ -110,8 +110,7 @@ def _require_whole(folder: Path, reader: TensorReader, shards: Sequence[ShardedT
     origins = {s.key for s in shards if is_main_replica(s.replica_id) and not any(s.global_offset)}
     (number,) = ranks.sum([len(origins)])
     if number != len(stored):
-        problem = f"holds {len(stored)} weights, and the model {number:.0f}"
-        raise CheckpointError(str(folder), problem, fix=_SAME_MODEL)
+        raise CheckpointError(str(folder), f"holds {len(stored)} weights, and the model {number:.0f}", fix=_SAME_MODEL)
 
 
 def _weights(models: Sequence[Any]) -> dict[int, Any]:
