@@ -128,8 +128,7 @@ def megatron_sizes(config: SFTConfig) -> Sizes:
 
 def on_one_rank(config: SFTConfig) -> SFTConfig:
     """``config`` with a model that is not cut, to read here what any number of ranks has saved anywhere."""
-    whole = MegatronConfig(cpu=device_type() == "cpu")
-    return config.model_copy(update={"megatron_config": whole})
+    return config.model_copy(update={"megatron_config": MegatronConfig(cpu=device_type() == "cpu")})
 
 
 def _vision_problems(config: SFTConfig, card: ModelCard) -> list[Problem]:

@@ -32,8 +32,7 @@ def main(run: str, out: str, warmup: str) -> None:
     peak, above = clock.memory.gib()
     seconds, cpu_seconds = np.subtract(clock.ends[-1], clock.ends[int(warmup) - 1]).tolist()
     tokens = sum(clock.tokens[int(warmup) :])
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    most = peak_flops(name)
+    most = peak_flops(torch.cuda.get_device_name() if torch.cuda.is_available() else "")
     Measured(
         steps=len(clock.ends) - int(warmup),
         tokens=tokens,

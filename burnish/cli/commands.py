@@ -116,6 +116,8 @@ def inspect(request: Request) -> int:
         fix = "write burnish inspect rows, step N, or stats STORE, and RUN.yaml after rows and step N"
         raise ConfigError([Problem("inspect", request.first or None, "is to be told what to show", fix)])
     row, sample = request.whole("row"), request.whole("sample")
+    if None not in (row, sample):
+        raise ConfigError([Problem("sample", sample, f"is given beside row={row}", "give one of them")])
     html = request.local_path("html") if "html" in request.own else None
     config = request.config()
     from burnish.inspect.rows import show_rows

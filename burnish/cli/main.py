@@ -60,8 +60,8 @@ COMMANDS = {
         "show decoded rows, their trained tokens coloured (rows), where the rows of a step of the run stand (step N), or "
         "the manifest and histograms of a store (stats STORE)",
         commands.inspect,
-        first="rows|step N|stats",
-        own={"row": "number of the one row to show", "sample": "how many rows, drawn", "html": "page to write instead"},
+        first="rows|step N|stats STORE",
+        own={"row": "the one row to show, from 0", "sample": "how many rows, drawn", "html": "page to write instead"},
         has_json=True,
     ),
     "eval": Command(
@@ -147,6 +147,8 @@ def _run_command(name: str, words: Sequence[str]) -> int:
     if command is None:
         near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0) or ["train"]
         raise ConfigError([Problem("command", name, "there is no such command", f"write burnish {near[0]}")])
+    if dashed := [word[2:] for word in words if word.startswith("--") and is_assignment(word[2:])]:
+        raise ConfigError([Problem(f"--{word}", None, "has dashes before its key", f"write {word}") for word in dashed])
     parser = _parser(name, command)
     try:
         options = parser.parse_intermixed_args(words)

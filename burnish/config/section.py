@@ -78,7 +78,7 @@ def _problem(finding: Mapping[str, Any], candidates: Mapping[str, str]) -> Probl
         case "extra_forbidden":
             return Problem(key, value, "there is no such key", _instead(key, candidates))
         case "missing":
-            return Problem(key, None, "is required", f"write {key}=...")
+            return Problem(key, None, "is required", f"write {key}=..., or name a RUN.yaml that has it")
         case _:
             return Problem(key, value, "is a section, not a value", key_instead(key, known=candidates))
 

@@ -43,7 +43,9 @@ def read_text(value: Any) -> str:
     """Text as it stands; a path object as its text."""
     if isinstance(value, (str, os.PathLike)):
         return str(os.fspath(value))
-    raise ReadError(f"{_described(value)} where text belongs", fix=f"quote it: {{key}}={str(value)!r}")
+    several = isinstance(value, (list, tuple, Mapping))
+    fix = "write one text in its place, such as a path or name" if several else f"quote it: {{key}}={str(value)!r}"
+    raise ReadError(f"{_described(value)} where text belongs", fix=fix)
 
 
 def read_whole(value: Any) -> int:
@@ -118,8 +120,10 @@ def _read_word(words: tuple[str, ...], value: Any) -> str:
     """One word of a fixed set."""
     if value in words:
         return str(value)
-    near = difflib.get_close_matches(str(value), words, n=1, cutoff=0)[0]
-    raise ReadError(f"{_described(value)} is none of {', '.join(words)}", fix=f"write {{key}}={near}")
+    part_of = [word for word in words if str(value) in word or word in str(value)]
+    near = part_of if len(part_of) == 1 else difflib.get_close_matches(str(value), words, n=1)
+    fix = f"write {{key}}={near[0]}" if near else "write one of these"
+    raise ReadError(f"{_described(value)} is none of {', '.join(words)}", fix=fix)
 
 
 def _number(value: Any) -> int | float | None:

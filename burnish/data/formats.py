@@ -173,8 +173,7 @@ def source_named(shard: Shard) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        where = error.where.replace(str(shard.path), shard.file.uri)
-        raise DataError(where, error.problem, fix=error.fix) from error
+        raise DataError(error.where.replace(str(shard.path), shard.file.uri), error.problem, fix=error.fix) from error
 
 
 @contextmanager

@@ -145,8 +145,7 @@ class ConversationTokenizer:
             DataError: a row is too long and ``truncation`` is ``error``, or transformers renders another text.
         """
         found = [self._find(conversation) for conversation in conversations]
-        texts = [each[0] for each in found if not isinstance(each, Dropped)]
-        ids = iter(self._encoder.encode(texts))
+        ids = iter(self._encoder.encode([each[0] for each in found if not isinstance(each, Dropped)]))
         return [
             each if isinstance(each, Dropped) else self._example(*each, next(ids), conversation.images)
             for each, conversation in zip(found, conversations, strict=True)

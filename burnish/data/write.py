@@ -85,8 +85,7 @@ def tokenized_store(path: str, **source: Unpack[RawSource]) -> Path:
     job = TokenizeJob(path, source)
     # Ranks of a node may share the private one: it holds more than this store, and only one of them tokenizes.
     root = private_folder() if source["disable_cache"] else cache_root(source["cache_dir"])
-    target = root / "tokenized" / job.key()
-    return publish_once(target, build=job.build, force=source["force_recache"])
+    return publish_once(root / "tokenized" / job.key(), build=job.build, force=source["force_recache"])
 
 
 def write_store(path: str, *, out: str, run: "Runner | None" = None, **source: Unpack[RawSource]) -> None:
@@ -202,8 +201,7 @@ class ShardWriter:
     def _encode(self, numbers: Sequence[int]) -> list[Example | Dropped]:
         try:
             read = [self._reader.read(self._rows[number]) for number in numbers]
-            conversations = [each for each in read if isinstance(each, Conversation)]
-            encoded = iter(self.tokenizer.encode(conversations))
+            encoded = iter(self.tokenizer.encode([each for each in read if isinstance(each, Conversation)]))
             return [each if isinstance(each, Dropped) else next(encoded) for each in read]
         except Exception as error:
             # Whatever a template or a tokenizer raises, it belongs to a row; which, shows when each is tried by itself.
@@ -328,7 +326,7 @@ class TokenizeJob:
             reasons = ", ".join(f"{count} {reason}" for reason, count in manifest.dropped.items())
             first = "; ".join(f"{reason}: {manifest.drop_examples[reason]}" for reason in manifest.dropped)
             problem = f"{manifest.rows_read} of {manifest.rows_read} rows dropped: {reasons}"
-            raise DataError(self._name, problem, fix=f"mend the rows ({first})")
+            raise DataError(self._name, problem, fix=f"mend the rows, or raise max_length if it cut them ({first})")
 
 
 _writers: list[ShardWriter] = []

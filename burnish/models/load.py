@@ -92,7 +92,7 @@ def bring_model(path: str, *, weights: bool, **caching: Unpack[Caching]) -> str:
     if not any(name.endswith(".safetensors") for name in names):
         pickled = [name for name in names if name.endswith(PICKLED)]
         found = f"only pickled weights ({', '.join(pickled[:3])})" if pickled else "no weights"
-        fix = "save the model again as safetensors: model.save_pretrained(folder)"
+        fix = "save it again as safetensors (model.save_pretrained); of a checkpoint, burnish export makes a model"
         raise path_problem(path, f"the folder has {found}", fix=fix)
     unwanted = PICKLED if weights else (*PICKLED, ".safetensors")
     return str(fetch(folder, [file for file in files if not file.name.endswith(unwanted)], **caching))

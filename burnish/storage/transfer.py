@@ -67,12 +67,11 @@ def fetch(
     home = root / "objects" / _digest(uri)
     target = home / _digest([[file.name, file.identity] for file in files])
     current = published(target)
-    damaged = current is not None and not job.is_whole(current)
-    if current and not (force_recache or damaged):
+    again = force_recache or (current is not None and not job.is_whole(current))
+    if current and not again:
         log.info("%s: %d objects, unchanged, are in the cache", place, len(files))
-    reuse = None if force_recache or damaged else home
-    build = partial(job.build, reuse=reuse)
-    return publish_once(target, build=build, force=force_recache or damaged, resumable=True)
+    build = partial(job.build, reuse=None if again else home)
+    return publish_once(target, build=build, force=again, resumable=True)
 
 
 class _Job:

@@ -101,7 +101,7 @@ def require_complete(checkpoint: Path) -> None:
 def incomplete(where: str) -> CheckpointError:
     """The error of a checkpoint at ``where`` that was not written to its end."""
     return CheckpointError(
-        where, f"has no {COMPLETE} file: it was not written to its end", fix="resume from another one"
+        where, f"has no {COMPLETE} file: it is no checkpoint, or not whole", fix="name a global_step_N that has one"
     )
 
 

@@ -65,6 +65,8 @@ def test_the_help_of_train_lists_every_key(capsys):
         (["train", "none.yaml"], "No such file"),
         (["train", "a.yaml", "b.yaml"], "b.yaml"),
         (["train", "--fast"], "unrecognized arguments: --fast"),
+        (["train", "model.path=m", "--batch_size=4", "train_datasets=d"], "fix: write batch_size=4"),
+        (["inspect", "rows", "row=2", "sample=3", "model.path=m", "train_datasets=d"], "is given beside row=2"),
         (["eval", "model.path=m", "batch_size=x"], "'x' is not a whole number"),
         (["tokenize", "model.path=m", "out=x", "row=3"], "row"),
     ],

@@ -160,6 +160,20 @@ def test_what_cannot_be_read(word, key):
     assert set(refused(word)) == {key}
 
 
+@pytest.mark.parametrize(
+    ("word", "fix"),
+    [
+        ("train_on_what=last", "train_on_what=last_assistant_message"),
+        ("train_on_what=true", "one of these"),
+        ("train_on_what=assistant", "one of these"),
+        ("optimizer_config.scheduler=cosine_with_restarts", "optimizer_config.scheduler=cosine"),
+        ("optimizer_config.scheduler=liner", "optimizer_config.scheduler=linear"),
+    ],
+)
+def test_a_word_is_named_where_one_alone_is_near(word, fix):
+    assert refused(word)[word.partition("=")[0]].fix == f"write {fix}"
+
+
 @pytest.mark.parametrize(("word", "first"), [("model=org/name", "model.path"), ("model.lora=8", "model.lora.rank")])
 def test_a_value_in_the_place_of_a_section_is_answered_with_its_first_key(word, first):
     key, _, value = word.partition("=")
@@ -288,4 +302,5 @@ def test_python_values_are_checked_by_type():
         SFTConfig(model={"path": "m"}, run_name=7, batch_size=True, tags={"a": 1}, sampler_kwargs={"f": object()})
     found = {problem.key: problem.fix for problem in error.value.problems}
     assert set(found) == {"run_name", "batch_size", "tags", "sampler_kwargs"}
+    assert found["tags"] == "write one text in its place, such as a path or name"
     assert found["run_name"] == "quote it: run_name='7'"

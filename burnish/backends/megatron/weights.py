@@ -233,8 +233,7 @@ def _fill(parameter: Parameter, stored: Mapping[str, Any], *, path: str) -> None
             raise path_problem(path, f"its weights lack {name}", fix=_BELONG)
         found = tuple(stored[name].get_shape())
         if found != shape:
-            message = f"its {name} is {list(found)}, and by its config.json {list(shape)}"
-            raise path_problem(path, message, fix=_BELONG)
+            raise path_problem(path, f"its {name} is {list(found)}, and by its config.json {list(shape)}", fix=_BELONG)
     parameter.value.zero_()  # rows that fill up the vocabulary
     for run, place in _laid(parameter.value, parameter.own):
         place.copy_(run.of(stored[run.name]))
