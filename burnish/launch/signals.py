@@ -9,7 +9,10 @@ from types import FrameType
 
 @contextmanager
 def heeded(note: Callable[[int], None]) -> Iterator[None]:
-    """While the block runs, call ``note`` with every SIGTERM and SIGINT, which then do nothing else."""
+    """While the block runs, call ``note`` with every SIGTERM and SIGINT, which then do nothing else.
+
+    What is set for one of them meanwhile stays.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python gives signals to the main thread alone.
         return
@@ -23,4 +26,5 @@ def heeded(note: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handler)

@@ -28,8 +28,7 @@ def main() -> NoReturn:
     configure_logging(rank=int(os.environ["RANK"]))
     purpose = Purpose(order["purpose"])
     try:
-        config = load_config(file.with_name(CONFIG), purpose=purpose)
-        outcome = TASKS[purpose](config)
+        outcome = TASKS[purpose](load_config(file.with_name(CONFIG), purpose=purpose))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it comes too late to change how this ends
     except BurnishError as error:  # the ranks have not met, and so could not agree on who says it
         sys.exit(_said(error))
