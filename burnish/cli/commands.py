@@ -162,8 +162,7 @@ def _inspect_stats(request: Request) -> int:
     from burnish.data.store import open_store
     from burnish.inspect.stats import show_stats
 
-    store = open_store(request.second, name=request.second, max_length=max_length, cache_dir=given.get("cache_dir"))
-    show_stats(store)
+    show_stats(open_store(request.second, name=request.second, max_length=max_length, cache_dir=given.get("cache_dir")))
     return _DONE
 
 

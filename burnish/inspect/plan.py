@@ -150,7 +150,8 @@ def check(config: SFTConfig, *, device: Device | None = None, mfu: float = MFU) 
         return CheckReport(problems=tuple(problems))
     drawn = [dummy_rows(config, card)] if config.dummy_run_full_ctx else stores["train"]
     world = planned_world(config, os.environ, num_devices=num_devices)
-    with _noted(problems, "resume_from", config.resume_from):
+    key = "resume_from" if config.resume_from else "ckpt_path"
+    with _noted(problems, key, getattr(config, key)):
         find_start(config, build_checkpointer(config, drawn, alone()))
     layout = plan_layout(config, rank=0, world_size=world)
     with _noted(problems, "sampler_class_path", config.sampler_class_path):

@@ -27,6 +27,12 @@ def test_a_sampler_and_a_checkpoint_that_are_not_there(config, tmp_path):
     ]
 
 
+def test_a_place_for_checkpoints_that_is_none_is_named_by_its_key(config, tmp_path):
+    (tmp_path / "file").touch()
+    (problem,) = check(config(num_steps=2, ckpt_path=str(tmp_path / "file" / "x"))).problems
+    assert (problem.key, problem.value) == ("ckpt_path", str(tmp_path / "file" / "x"))
+
+
 def test_a_callback_and_a_file_that_are_not_there(config):
     report = check(config(callbacks=["no.Such"], eval_datasets=["/no/rows.jsonl"]))
     assert [(p.key, p.value) for p in report.problems] == [("callbacks", "no.Such"), ("eval data", "/no/rows.jsonl")]
