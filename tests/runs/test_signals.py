@@ -92,7 +92,7 @@ def test_what_is_private_is_removed_when_the_run_ends_before_its_first_step(
     s3_bucket, faulty, model_dir, tmp_path, monkeypatch
 ):
     uri = publish(s3_bucket, "tok", [marked(1), marked(2)])
-    faulty.on("get", delay(30))
+    faulty.on("get", delay(10))
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     keys = (f"model.path={model_dir}", f"pretokenized_dataset_paths={uri}", "num_steps=1", "disable_cache=true")
