@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -85,9 +86,11 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint_and_a_signal_none(tm
         out, err = process.communicate(timeout=200)
     assert process.returncode == 143, err
     assert out == ""
-    assert err.index(f"rank 1 on {platform.node()} was killed by SIGKILL\n") < err.index(
-        "starting again: resume_from=latest"
-    )
+    # The other rank has failed too, unless Ray ends it first; of two nodes either may be heard first.
+    other = f"(rank 0 on {platform.node()} ended with 1\n)?"
+    killed = f"rank 1 on {platform.node()} was killed by SIGKILL\n"
+    assert re.search(f"{other}{killed}{other}starting again: resume_from=latest", err), err
+    assert "see that the disk has room" not in err
     assert err.count("starting again") == err.count("INFO resumed after step") == 1
     got = metrics(tmp_path)
     assert max(complete_checkpoints(tmp_path / "ckpt")) == max(got)
