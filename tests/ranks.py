@@ -5,7 +5,6 @@ import faulthandler
 import gc
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -14,7 +13,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import psutil
-from torch.distributed import DistError
+from torch.distributed import DistError, TCPStore
 
 HANG_SECONDS, MOST_THREADS = 300, 100
 PR_SET_PDEATHSIG = 1
@@ -30,8 +29,10 @@ def on_ranks(number: int, function: Callable[..., Any], *arguments: Any, pool: s
     only lose the others. Ranks that hang show where, and end. What changes a process for good is run in a ``pool`` of its
     own.
     """
-    port = _free_port()
-    futures = [_process(pool, rank).submit(_as_rank, rank, number, port, function, arguments) for rank in range(number)]
+    # Held to the end: a port that was only found may be another's when the ranks come.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    futures = [_process(pool, rank).submit(_as_rank, rank, place, function, arguments) for rank in range(number)]
     errors = [error for future in futures if (error := future.exception())]
     if any(isinstance(error, BrokenProcessPool) for error in errors):
         _kept.clear()
@@ -61,13 +62,13 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _as_rank(
-    rank: int, number: int, port: int, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int, place: dict[str, Any], function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> tuple[Any, int]:
     """What the function returns, and how many threads there are then."""
     import torch
 
     torch.set_num_threads(1)
-    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    names = place | {"RANK": rank, "LOCAL_RANK": rank, "TORCHELASTIC_USE_AGENT_STORE": True}
     os.environ.update({name: str(value) for name, value in names.items()})
     faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
     try:
@@ -94,9 +95,3 @@ def forget_groups() -> None:
     _gen_transform_infos.cache_clear()
     clear_redistribute_planner_cache()
     MeshTopoInfo.build_from_mesh.cache_clear()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

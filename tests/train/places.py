@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_ports
 
 _START_SECONDS = 600
 
@@ -39,9 +40,7 @@ def trackio_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Its address; it has a database of its own."""
     folder = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     store = ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", f"{folder}/artifacts"]
     command = [sys.executable, "-m", "mlflow", "server", *store, "--port", str(port), "--workers", "1"]
