@@ -1,8 +1,8 @@
 """A run on two ranks is killed at random, again and again; what is left at its end equals a run that nobody touched.
 
 The store and the checkpoints lie in a bucket. A moment is drawn, and with it the launcher or one of its ranks; SIGKILL ends
-it, and the rest has to end by itself. Every third moment is one of the start, all others are steps, so far ahead that the
-last kill, not the first, comes near the end. ``make test-chaos`` kills 20 times.
+it, and the rest has to end by itself. Every third moment is one of the start, which takes as long as the machine needs, all
+others are steps, so far ahead that the last kill, not the first, comes near the end. ``make test-chaos`` kills 20 times.
 """
 
 import os
@@ -25,8 +25,6 @@ from tests.toys import row
 
 KILLS = int(os.environ.get("CHAOS_KILLS", "3"))
 STEPS, INTERVAL, SECONDS_A_STEP = 60, 4, 0.1
-STARTING_SECONDS = 8
-"""A process imports torch, opens the store, builds the model, fetches a checkpoint meanwhile."""
 END_SECONDS = 15
 """A run of which one process is dead ends within these. The report has the real ones."""
 SLOW = f"""
@@ -108,22 +106,26 @@ def test_killed_at_random(s3_bucket, model_dir, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     shards = [[row([5 + n, 6, 7 + s, *range(8, 8 + n)], [0, 1, 1, *[1] * n]) for n in range(20)] for s in range(3)]
     store = publish(s3_bucket, "tok", shards)
+    began = time.monotonic()
     untouched = begin(words(model_dir, store, "checkpoints"), tmp_path, tmp_path / "untouched.log")
+    wait_for(untouched, tmp_path, steps=1, seconds=300)
+    starting = time.monotonic() - began
     assert untouched.wait(timeout=300) == 0, (tmp_path / "untouched.log").read_text()
     (tmp_path / "exports").rename(tmp_path / "wanted")
     wanted = metrics(tmp_path)
 
     seed = int(os.environ.get("CHAOS_SEED", "0"))
     chance, report, command = random.Random(seed), [], words(model_dir, store, s3_bucket.uri("ck"))
-    newest = 0
+    newest = reached = 0
     for number in range(KILLS):
-        log = tmp_path / f"{number}.log"
+        log, begun = tmp_path / f"{number}.log", steps_begun(tmp_path)
         process = begin(command, tmp_path, log)
         if number % 3 == 2:
-            seconds, ahead = chance.uniform(1, STARTING_SECONDS), STEPS
+            seconds, ahead = chance.uniform(0.1, 1) * starting, 1
             moment = f"{seconds:.1f} s"
         else:
-            seconds, ahead = 120, chance.randint(1, max(1, 2 * (STEPS - newest) // (KILLS - number + 1)))
+            left = STEPS - INTERVAL - reached  # a run that has saved its last step would end before it is killed
+            seconds, ahead = 120, chance.randint(1, max(1, 2 * left // (KILLS - number + 1)))
             moment = f"{ahead} steps"
         wait_for(process, tmp_path, steps=ahead, seconds=seconds)
         time.sleep(chance.uniform(0, SECONDS_A_STEP))
@@ -135,6 +137,8 @@ def test_killed_at_random(s3_bucket, model_dir, tmp_path):
         text = log.read_text()
         resumed = int(found[1]) if (found := re.search(r"resumed after step (\d+) of", text)) else None
         assert resumed is None or resumed >= newest, "no more is lost than what no checkpoint holds"
+        if steps_begun(tmp_path) > begun:
+            reached = (resumed or 0) + steps_begun(tmp_path) - begun
         after = complete_steps(s3_bucket)
         assert set(before[-1:]) <= set(after), "the newest complete checkpoint stays"
         newest = max(after, default=0)
