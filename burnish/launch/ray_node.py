@@ -65,7 +65,7 @@ def run_node(
             address = ray.util.get_node_ip_address()
             # Held to the end: ranks need seconds to come, and a port that was only found would be another's by then.
             store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-            board.put(start, plan_start(config, board, address=address, port=store.port))
+            board.put(start, {"address": address, "port": store.port, "words": start_words(config, board)})
         plan = _awaited(start, board)
         if plan is None:
             return
@@ -109,16 +109,16 @@ def require_fit(*, folder: str, code: str) -> None:
         raise LaunchError(node, f"has no folder {folder}, where the command was given", fix=fix)
 
 
-def plan_start(config: str, board: Board, *, address: str, port: int) -> dict[str, Any]:
-    """Where the ranks meet, and from which checkpoint they go on."""
+def start_words(config: str, board: Board) -> list[str]:
+    """What this start reads beside ``config``, a YAML: nothing if it is the first, else where it goes on."""
     read = _read(config, [])
     before, now = board.get("begun"), _complete_steps(read)
     if before is None:
         board.put("begun", now)
-        return {"address": address, "port": port, "words": []}
+        return []
     words = restart_words(read, before=before, now=now)
     board.tell(f"starting again: {', '.join(words) or 'as at first'}\n")
-    return {"address": address, "port": port, "words": words}
+    return words
 
 
 def restart_words(config: SFTConfig, *, before: Sequence[int], now: Sequence[int]) -> list[str]:

@@ -159,8 +159,7 @@ def test_the_first_start_notes_the_checkpoints_that_are_there(tmp_path, monkeypa
     for step in (3, 4):
         (tmp_path / f"ckpt/global_step_{step}").mkdir(parents=True)
         (tmp_path / f"ckpt/global_step_{step}/COMPLETE").touch()
-        plan = ray_node.plan_start(config, board, address="127.0.0.1", port=29_500)
-        assert plan == {"address": "127.0.0.1", "port": 29_500, "words": [] if step == 3 else GO_ON}
+        assert ray_node.start_words(config, board) == ([] if step == 3 else GO_ON)
     assert board.get("begun") == [3]
     assert board.read() == [f"starting again: {', '.join(GO_ON)}\n"]
 
@@ -170,7 +169,7 @@ def meet() -> int:
         return ranks.world_size
 
 
-def test_the_port_of_the_ranks_is_held_before_they_come_and_to_their_end(tmp_path, monkeypatch):
+def test_the_store_of_the_ranks_is_there_before_they_come_and_to_their_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ray_node, "BoardThere", lambda actor: actor)
     group = SimpleNamespace(id=b"first")
@@ -182,11 +181,12 @@ def test_the_port_of_the_ranks_is_held_before_they_come_and_to_their_end(tmp_pat
 
     def run_ranks(config, places, **_):
         seen.extend(places)
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(("127.0.0.1", int(places[0]["MASTER_PORT"])))
+        store = ("127.0.0.1", int(places[0]["MASTER_PORT"]))
+        socket.create_connection(store).close()
         script = "from tests.launch.test_ray import meet; assert meet() == 2"
         ranks = [subprocess.Popen([sys.executable, "-c", script], env=os.environ | place, cwd=ROOT) for place in places]
         assert [rank.wait(120) for rank in ranks] == [0, 0]
+        socket.create_connection(store).close()
 
     monkeypatch.setattr(ray_node, "run_ranks", run_ranks)
     config = SFTConfig(model={"path": "m"}, train_datasets=["d"]).to_yaml()
